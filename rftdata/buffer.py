@@ -6,18 +6,30 @@ Threads may share a `Buffer`; each process opens its own.
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from psycopg.sql import Composable
 
 from rftdata.archives.files import ArchiveFolder
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import BufferConfig
-from rftdata.errors import PurgedError
+from rftdata.errors import PurgedError, QueryError
+from rftdata.limits import (
+    INT8,
+    MAX_COUNT,
+    check_integer,
+    check_integers,
+    check_kind,
+    check_number,
+    check_text,
+    check_texts,
+)
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.query.arrays import OnDamage
@@ -73,6 +85,9 @@ class Buffer(Runs):
         Raises:
             QueryError: the database rejected the query; the message is the database's, with its hint.
         """
+        check_kind("the statement", query, (str, Composable), "a text")
+        if isinstance(parameters, str | bytes) or not isinstance(parameters, abc.Sequence | abc.Mapping | None):
+            check_kind("the parameters of the statement", parameters, (), "a list, a dictionary or None")
         return sql_result(self.database, query, parameters)
 
     def query(
@@ -102,6 +117,9 @@ class Buffer(Runs):
         """
         from rftdata.query.duckdb_query import run_query  # DuckDB and Arrow's datasets take 0.2 s to import
 
+        check_text("the query", text)
+        if limit_bytes is not None:
+            check_integer("limit_bytes", limit_bytes)
         run_id = None if run is None else self._own(run).run_id
         return run_query(
             self.database,
@@ -145,6 +163,12 @@ class Buffer(Runs):
         """
         from rftdata.query.experience_scan import scan_experiences  # Arrow's datasets and CSV take 0.1 s to import
 
+        check_texts("columns", columns)
+        if where is not None:
+            check_text("the condition", where)
+        check_integers("share", share)
+        if len(share) != 2:
+            raise QueryError("share is not valid", value=share, allowed="an index and the number of shares")
         run_id = None if run is None else self._own(run).run_id
         return scan_experiences(
             self.database, self.segments, self.archives, columns, where, run_id=run_id, share=share, on_damage=on_damage
@@ -159,6 +183,9 @@ class Buffer(Runs):
             max_rows, max_bytes: limits of experiences and bytes beyond which a transaction takes no further groups.
             linger_ms: how long to wait for more groups before storing a smaller batch.
         """
+        check_integer("max_rows", max_rows, (1, INT8[1]))
+        check_integer("max_bytes", max_bytes, (1, INT8[1]))
+        check_number("linger_ms", linger_ms)
         return Writer(
             self.database,
             self.segments,
@@ -189,6 +216,11 @@ class Buffer(Runs):
             FencedError: another live process trains the run.
             ConfigError: the priority formula is not a valid expression.
         """
+        check_number("lease_s", lease_s)
+        check_integer("max_refill", max_refill, (0, MAX_COUNT))
+        check_texts("tasksets", tasksets)
+        if sampling is not None:
+            check_kind("sampling", sampling, SamplingConfig, "a SamplingConfig or None")
         return Attempt.start(self._own(run), self.reader, lease_s, sampling or SamplingConfig(), max_refill, tasksets)
 
     def join_attempt(self, run: Run | str | int, attempt_id: int, *, max_refill: int = 0) -> Attempt:
@@ -203,6 +235,8 @@ class Buffer(Runs):
         Raises:
             FencedError: the attempt does not hold the run.
         """
+        check_integer("attempt_id", attempt_id)
+        check_integer("max_refill", max_refill, (0, MAX_COUNT))
         return Attempt.join(self._own(run), self.reader, attempt_id, max_refill)
 
     def read_arrays(
@@ -218,6 +252,12 @@ class Buffer(Runs):
             PurgedError: the arrays of an experience were purged.
             ArchivedError: the run of an experience is archived.
         """
+        check_integers("experience_ids", experience_ids)
+        check_texts("columns", columns)
+        if not columns:
+            raise QueryError("no column is named", allowed="at least one array", todo="name one, such as token_ids")
+        if purged not in ("refuse", "null"):
+            raise QueryError("purged is not valid", value=purged, allowed="refuse or null")
         places = self.reader.places(experience_ids)
         if purged == "refuse":
             for i in self.reader.purged(places):
@@ -236,4 +276,6 @@ class Buffer(Runs):
         Raises:
             QueryError: an experience does not exist.
         """
+        check_integers("experience_ids", experience_ids)
+        check_text("the name of the array", name)
         return self.reader.arrays(self.reader.places(experience_ids), name)

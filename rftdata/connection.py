@@ -19,6 +19,7 @@ from typing import Literal
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, ConfigError, QueryError, RftError, TimeLimitError
+from rftdata.limits import check_text
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.listen_address import check_address
@@ -110,7 +111,7 @@ def open(
             report=report,
         )
         return ride_out(again, limit_s=patience_s)
-    config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
+    config = with_segments(_configuration(uri))
     check_segments(config)
     server = None if is_server(config.uri) else _started(config, create=create)
     address = config.uri if server is None else server.uri
@@ -127,6 +128,13 @@ def open(
     # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def _configuration(uri: str | BufferConfig) -> BufferConfig:
+    if isinstance(uri, BufferConfig):
+        return uri
+    check_text("the place of a buffer", uri)
+    return BufferConfig(uri=uri)
 
 
 def _started(config: BufferConfig, *, create: bool) -> EmbeddedServer:
@@ -173,7 +181,7 @@ def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
         QueryError: the buffer already exists.
         BufferUnavailableError, DiskFullError: it cannot be created; nothing is left of it.
     """
-    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
+    config = _configuration(uri)
     if is_server(config.uri):
         is_new = _migrate_if_empty(Database(config.uri))
     else:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections import abc
 from typing import Any
+
+import numpy as np
 
 from rftdata.errors import QueryError
 
@@ -61,6 +64,77 @@ def check_integer(what: str, value: Any, limits: tuple[int, int] = INT8) -> None
             allowed=f"a whole number from {low} to {high}",
             todo="correct it",
         )
+
+
+def check_integers(what: str, values: Any) -> None:
+    """Refuse what is not a sequence of whole numbers.
+
+    Raises:
+        QueryError: with the first value that is none.
+    """
+    _check_sequence(what, values, "a sequence of whole numbers, such as a list")
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        return  # without a look at each
+    for value in values:
+        check_integer(f"a value of {what}", value)
+
+
+def check_texts(what: str, values: Any) -> None:
+    """Refuse what is not a sequence of texts; a single text is none.
+
+    Raises:
+        QueryError: with the first value that is none.
+    """
+    _check_sequence(what, values, "a sequence of texts, such as a list")
+    for value in values:
+        check_text(f"a value of {what}", value)
+
+
+def _check_sequence(what: str, values: Any, allowed: str) -> None:
+    is_one = isinstance(values, abc.Iterable) and isinstance(values, abc.Sized)
+    check_kind(
+        what, values, type(values) if is_one and not isinstance(values, str | bytes | abc.Mapping) else (), allowed
+    )
+
+
+def check_number(what: str, value: Any, least: float = 0.0) -> None:
+    """Refuse what is not a finite number of at least `least`.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:
+        raise QueryError(
+            f"{what} is not valid", value=_abridged(value), allowed=f"a number from {least:g}", todo="correct it"
+        )
+
+
+def check_kind(what: str, value: Any, kind: type | tuple[type, ...], allowed: str) -> None:
+    """Refuse a value of another type.
+
+    Args:
+        allowed: the type, in words.
+
+    Raises:
+        QueryError: with the value and its type.
+    """
+    if not isinstance(value, kind):
+        raise QueryError(
+            f"{what} is not valid: it is of type {type(value).__name__}",
+            value=_abridged(value),
+            allowed=allowed,
+            todo="correct it",
+        )
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Refuse what is neither true nor false.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    check_kind(what, value, (bool, np.bool_), "True or False")
 
 
 def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
@@ -171,11 +245,14 @@ def _check_json(what: str, value: Any, path: str) -> None:
             )
     elif isinstance(value, dict):
         for key, item in value.items():
+            check_kind(f"a key of {where}", key, (str, int, float, type(None)), "a text")
             check_text(f"a key of {where}", str(key))
             _check_json(what, item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _check_json(what, item, f"{path}[{i}]")
+    elif value is not None and not isinstance(value, int):
+        check_kind(where, value, int, "null, a text, a number, true, false, a list or an object")
 
 
 def _abridged(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ArchivedError, QueryError
+from rftdata.holder import live_holder, refuse_if_held
 from rftdata.limits import MAX_COUNT, check_integer, check_json, check_name, check_run_name
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
@@ -118,20 +119,32 @@ class Run:
         notify.notify(self.database, notify.RUN)
 
     def continue_with(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
-        """Store the settings with which the run continues; return the updated run.
+        """Store the settings with which the run continues; return the updated run. They apply from the next attempt on.
 
         Raises:
             QueryError: one of them cannot be stored.
+            FencedError: a trainer is at work with other settings; nothing was stored.
         """
         _check_settings(config, steps, pipeline_version)
-        self.database.run(
-            "set_run_config",
-            run_id=self.run_id,
-            config=Jsonb(config),
-            planned_steps=steps,
-            pipeline_version=pipeline_version,
-        )
+        with self.database.transaction() as connection:
+            (locked,) = fetch(connection, "lock_run", run_id=self.run_id)
+            refuse_if_held(connection, locked, ", so its settings cannot be changed")
+            execute(
+                connection,
+                "set_run_config",
+                run_id=self.run_id,
+                config=Jsonb(config),
+                planned_steps=steps,
+                pipeline_version=pipeline_version,
+            )
         return self.refreshed()
+
+    def trainer_at_work(self) -> str | None:
+        """Return the process that holds the run as its trainer, if it may be at work; it may not have registered as a worker yet."""
+        with self.database.connection() as connection:
+            (row,) = fetch(connection, "find_run", run=str(self.run_id), by_name=False)
+            holder = live_holder(connection, row)
+        return None if holder is None else f"trainer {holder['pid']} on {holder['host']}"
 
     def refuse_archived(self, purpose: str) -> None:
         """Refuse a request that needs the texts, arrays or scores of the run; see `refuse_archived`."""

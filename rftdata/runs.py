@@ -13,6 +13,7 @@ from rftdata.attempts.rewind import fork, rewind
 from rftdata.attempts.stored_selection import Selection
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import QueryError
+from rftdata.limits import MAX_COUNT, check_flag, check_integer, check_kind, check_text
 from rftdata.postgres.database import Database, Row
 from rftdata.postgres.locks import Lock, holding
 from rftdata.run import NewRun, Run
@@ -52,6 +53,10 @@ class Runs:
         Raises:
             QueryError: the name, mode, seed, number of steps or configuration cannot be stored.
         """
+        if selected is not None:
+            check_kind("selected", selected, Selection, "what stored_selection.select returns, or None")
+        if parent is not None:
+            check_kind("parent", parent, Run, "a Run or None")
         new = NewRun(
             name=name, mode=mode, config=config, seed=seed, planned_steps=steps, pipeline_version=pipeline_version
         )
@@ -91,6 +96,10 @@ class Runs:
             imported: also those that an import created.
             at_work: only those with a live process.
         """
+        if name is not None:
+            check_text("the name of a run", name)
+        check_flag("imported", imported)
+        check_flag("at_work", at_work)
         return [self._run(row) for row in self._fetch_runs(name, imported=imported, at_work=at_work)]
 
     @contextmanager
@@ -113,6 +122,8 @@ class Runs:
             ConfigError: there is no such checkpoint.
             FencedError: a live process trains the run.
         """
+        check_integer("step", step, (0, MAX_COUNT))
+        check_flag("keep_rollouts", keep_rollouts)
         rewind(self._own(run), step, keep_rollouts=keep_rollouts)
 
     def fork(
@@ -141,6 +152,9 @@ class Runs:
             ConfigError: there is no such checkpoint.
             QueryError: the name, number of steps or configuration cannot be stored.
         """
+        if step is not None:
+            check_integer("step", step, (0, MAX_COUNT))
+        check_flag("keep_rollouts", keep_rollouts)
         parent = self._own(run).refreshed()
         new = NewRun(
             name=name,

@@ -12,7 +12,7 @@ from typing import Literal
 from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
-from rftcore.launch.preparation import prepare_run
+from rftcore.launch.preparation import continue_by_hand, prepare_run, shared_settings_that_differ
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.defaults import with_defaults
@@ -49,6 +49,8 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
     buffer = open_for_role(config, waits=False)
     try:
         joined, is_new = _named(buffer, run, role) if run is not None else _of_name(resolved, buffer, role, _warn)
+        if not is_new:
+            joined = _with_shared_settings(resolved, joined, role)
     except BaseException:
         buffer.close()
         raise
@@ -64,6 +66,32 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
 
 def _warn(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
+
+
+def _with_shared_settings(resolved: ResolvedRun, run: Run, role: Role) -> Run:
+    """Return the run to join. A trainer that continues an ended run stores its settings, and every other role has those that are stored.
+
+    Raises:
+        ConfigError: the role would plan or draw by other settings than the others.
+    """
+    differ = shared_settings_that_differ(resolved.config, run)
+    if role != "trainer":
+        differ.pop(
+            "steps", None
+        )  # the run's row has their number, and only a trainer counts to that of its configuration
+    if not differ:
+        return run
+    if run.has_ended:
+        return continue_by_hand(resolved, run)
+    key = min(differ)
+    given, stored = differ[key]
+    more = f" (also: {', '.join(sorted(differ)[1:])})" if len(differ) > 1 else ""
+    raise ConfigError(
+        f"the roles of the run {run.name!r} share {key}, and this {role} has another value than was stored with the run{more}",
+        value=given,
+        allowed=str(stored),
+        todo=f"set it back, or end the run and change it for all roles: rft run CONFIG --resume {run.name}",
+    )
 
 
 def _named(buffer: Buffer, name: str, role: Role) -> tuple[Run, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,16 @@ from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.run import Run
 from rftdata.uri import redacted
+
+_SHARED = (
+    "algorithm.group_size",
+    "explorer.max_refill",
+    "sampling",
+    "steps",
+    "sync.interval",
+    "sync.offset",
+    "trainer.batch_groups",
+)
 
 
 def prepare_run(
@@ -114,6 +124,40 @@ def _steps_of(resolved: ResolvedRun, stored: Run) -> int:
     steps = planned_steps(resolved.config, stored.source_rows)
     check_steps(resolved.algorithm, steps)
     return steps
+
+
+def continue_by_hand(resolved: ResolvedRun, run: Run) -> Run:
+    """Store the settings with which a trainer that was started by hand continues an ended run; return the updated run.
+
+    Raises:
+        ConfigError: they would give a run on a stored selection other batches.
+        FencedError: another trainer is at work.
+    """
+    return _continue(resolved, run, _steps_of(resolved, run))
+
+
+def shared_settings_that_differ(config: RunConfig, run: Run) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that all roles of a run must share and that differ from those stored with it: key -> (given, stored).
+
+    Explorers plan the groups that the trainer draws. If they count differently, each waits for the other.
+    """
+    given = stored_config(config)
+    pairs = ((key, _value_at(given, key), _value_at(run.config, key)) for key in _SHARED)
+    return dict(leaf for pair in pairs for leaf in _differing_leaves(*pair))
+
+
+def _value_at(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def _differing_leaves(key: str, given: Any, stored: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(given, dict) and isinstance(stored, dict):
+        for name in given.keys() & stored.keys():
+            yield from _differing_leaves(f"{key}.{name}", given[name], stored[name])
+    elif stored is not None and given != stored:
+        yield key, (given, stored)
 
 
 def _continue(resolved: ResolvedRun, run: Run, steps: int) -> Run:

@@ -146,14 +146,9 @@ def _run(
         if stored is None and (sentence := earlier_run(config, buffer)) is not None:
             view.message(sentence)
         with held_lock.printed():  # the block calls sources and stages of the user
-
-            def begin_storing() -> None:
-                launcher.refuse_lost()
-                # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
-                signals.defer()
-
+            # A stored run must end with a status, so from its storing on a signal stops the roles, or keeps them from starting.
             if stored is not None and go_back is not None:
-                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=begin_storing)
+                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=signals.defer)
                 view.message(f"{run.name} begins {_begins(go_back)}")
             else:
                 run = prepare_run(
@@ -161,7 +156,7 @@ def _run(
                     buffer,
                     resumed=stored,
                     parent=beginning.parent,
-                    before_storing=begin_storing,
+                    before_storing=signals.defer,
                     report=view.message,
                 )
         report_run(run.name)
@@ -240,9 +235,10 @@ def await_earlier_processes(run: Run, view: View) -> None:
     while True:
         record_exited_workers(run)
         alive = [worker for worker in live_workers(run) if worker.beats and worker.role != "replay"]
-        if not alive:
+        names = {f"{worker.role} {worker.pid} on {worker.host}" for worker in alive}
+        who = ", ".join(sorted(names | {name for name in [run.trainer_at_work()] if name is not None}))
+        if not who:
             return
-        who = ", ".join(f"{worker.role} {worker.pid} on {worker.host}" for worker in alive)
         if time.monotonic() > deadline:
             raise FencedError(
                 f"the run {run.name!r} still has running processes: {who}",

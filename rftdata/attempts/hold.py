@@ -20,8 +20,8 @@ from typing import Self
 
 import psycopg
 
-from rftdata.attempts import takeover
 from rftdata.errors import BufferUnavailableError, FencedError, RftError, described
+from rftdata.holder import mark_unheld
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, fetch
 from rftdata.postgres.retry import ride_out
@@ -102,7 +102,7 @@ class Hold:
             self._listener.close()
             self._keeper.join()
             if self._receipt is not None:
-                takeover.mark_unheld(self._receipt)
+                mark_unheld(self._receipt)
         if self._lease_s is not None and not self._has_ended:
             ride_out(
                 lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),

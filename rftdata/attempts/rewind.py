@@ -14,8 +14,9 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from rftdata.attempts.takeover import begin_history, refuse_if_held
+from rftdata.attempts.takeover import begin_history
 from rftdata.errors import ConfigError
+from rftdata.holder import refuse_if_held
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
@@ -34,7 +35,7 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
         locked = fetch(connection, "lock_run", run_id=run_id)[0]
         parent = locked["current_attempt_id"]
         if parent is not None:
-            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
+            refuse_if_held(connection, locked)
         checkpoint = _checkpoint(connection, run.name, parent, step)
         attempt_id = _insert_ended_attempt(connection, run_id, parent, checkpoint, f"the run went back to step {step}")
         if not keep_rollouts:

@@ -13,13 +13,11 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata.attempts import stored_selection
-from rftdata.errors import FencedError, RftError
+from rftdata.errors import RftError
+from rftdata.holder import mark_unheld, refuse_if_held
 from rftdata.postgres.database import Connection, Row, execute, fetch
-from rftdata.processes import has_ended, own_process
+from rftdata.processes import own_process
 from rftdata.run import Run
-
-# Receipts of this process's attempts that no object holds, whatever the database knows: closed ones, and those whose start failed.
-_unheld: set[uuid.UUID] = set()
 
 
 def take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[int, Row | None]:
@@ -37,7 +35,7 @@ def take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[i
         if parent is not None:
             holder = fetch(connection, "attempt_holder", attempt_id=parent)[0]
             if holder["receipt"] != receipt:
-                refuse_if_held(holder, locked)
+                refuse_if_held(connection, locked)
             checkpoints = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
             checkpoint = checkpoints[0] if checkpoints else None
             if holder["receipt"] == receipt:
@@ -75,26 +73,6 @@ def begin_history(
         execute(connection, "restore_selection", run_id=run_id, attempt_id=attempt_id)
     fetch(connection, "release_lost_claims", run_id=run_id)
     execute(connection, "drop_lost_evaluations", run_id=run_id)
-
-
-def refuse_if_held(holder: Row, run: Row) -> None:
-    """Refuse to start an attempt while another process trains the run.
-
-    Raises:
-        FencedError: another process trains it.
-    """
-    ended = has_ended(holder["host"], holder["pid"], holder["pid_space"], holder["pid_started"])
-    if ended or not holder["alive"] or holder["receipt"] in _unheld:
-        return
-    raise FencedError(
-        f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",
-        todo="stop that process first, or wait until its lease ends",
-    )
-
-
-def mark_unheld(receipt: uuid.UUID) -> None:
-    """Record that no object of this process holds the attempt of a receipt any more."""
-    _unheld.add(receipt)
 
 
 def give_up(run: Run, receipt: uuid.UUID) -> None:

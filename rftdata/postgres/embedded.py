@@ -38,7 +38,7 @@ from rftdata.files.durable import make_folder, probe_folder, write_whole
 from rftdata.postgres.database import Row, queries
 from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.idle_stop import IdleStop
-from rftdata.postgres.initdb import LOCK, OWNER, UNFINISHED, initialise, own, run
+from rftdata.postgres.initdb import OWNER, UNFINISHED, initialise, own, run
 from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.postmaster import Postmaster
 from rftdata.postgres.programs import run_program
@@ -47,8 +47,9 @@ from rftdata.processes import machine
 
 DATABASE = "rft"
 _PORT = "5432"
-# Of the server in the folder of its buffer, besides its data and the socket.
-_FILES = ("password", "socket_dir", "host", "in_use", "idle_stop_s", "server.watch", "server.alive", LOCK)
+# Of a buffer in its folder, besides the data and the socket of its server.
+_FOLDERS = (UNFINISHED, "segments", "archives")
+_FILES = ("password", "socket_dir", "host", "in_use", "idle_stop_s", "server.watch", "server.alive")
 _START_S = 60.0
 _CLOCK_SLACK_S = 60.0
 """Largest change of the clock since the machine started, in seconds."""
@@ -219,7 +220,7 @@ class EmbeddedServer:
                 return  # its server had started, and another process has stopped it: it may be complete
             if (self.folder / "socket_dir").exists():
                 shutil.rmtree(self.socket_dir, ignore_errors=True)
-            for path in (self.data, self.folder / UNFINISHED):
+            for path in (self.data, *(self.folder / name for name in _FOLDERS)):
                 shutil.rmtree(path, ignore_errors=True)
             # The lock comes last: until then no other process can begin here.
             for name in (*_FILES, "server.lock"):

@@ -1,4 +1,4 @@
-"""What the groups of a write are made from: tasks that they name, and experiences that are parents of theirs.
+"""What the groups of a write are made from: tasks that they name, parents of their experiences, and the policies that sampled them.
 
 A purge of a source may commit while the groups are on their way. It waits for a transaction that holds the source, and a transaction that
 waited for a purge refuses the groups.
@@ -22,20 +22,29 @@ class SourceChecks:
         parent_ids: parents of experiences; those of imports are looked up by their origins instead.
         parents: those that exist; purged: those that were purged.
         tasks: tasks named by unplanned groups, if they are stored.
+        version_ids: policy versions that sampled; those of imports are of another buffer. versions: those that exist.
     """
 
     parent_ids: list[int]
+    version_ids: list[int]
     parents: Cursor | None
     purged: Cursor | None
     tasks: Cursor | None
+    versions: Cursor | None
 
 
 def send_source_checks(connection: Connection, batch: WriteBatch) -> SourceChecks:
     """Lock the sources of a batch and ask about them, in a pipeline."""
-    parents = sorted({s.parent_id for s in batch.sequences if s.parent_id is not None and s.origin is None})
+    own = [s for s in batch.sequences if s.origin is None]
+    parents = sorted({int(s.parent_id) for s in own if s.parent_id is not None})
+    greedy = [g.baseline.policy_version_min for g in batch.groups if g.baseline is not None and g.origin is None]
+    versions = sorted(
+        {int(v) for s in own for _, v in s.policy_spans} | {int(version) for version in greedy if version is not None}
+    )
     named = [(g.taskset, g.task_key) for g in batch.groups if g.group_id is None]
     return SourceChecks(
         parents,
+        versions,
         send(connection, "lock_parents", experience_ids=parents) if parents else None,
         send(connection, "purged_among", experience_ids=parents) if parents else None,
         send(
@@ -46,6 +55,7 @@ def send_source_checks(connection: Connection, batch: WriteBatch) -> SourceCheck
         )
         if named
         else None,
+        send(connection, "known_policy_versions", policy_version_ids=versions) if versions else None,
     )
 
 
@@ -54,16 +64,23 @@ def check_sources(checks: SourceChecks) -> None:
 
     Raises:
         PurgedError: a source was purged.
-        RftError: a parent does not exist.
+        RftError: a parent or a policy version does not exist.
     """
     if checks.parents is not None:
-        there = {row["experience_id"] for row in checks.parents.fetchall()}
-        for unknown in (i for i in checks.parent_ids if i not in there):
+        for unknown in set(checks.parent_ids) - {row["experience_id"] for row in checks.parents.fetchall()}:
             raise RftError(
                 "the parent_id of a sequence names an experience that does not exist",
                 value=unknown,
                 allowed="an experience_id of this buffer, or None",
                 todo="write the parent first, or leave parent_id out",
+            )
+    if checks.versions is not None:
+        for unknown in set(checks.version_ids) - {row["policy_version_id"] for row in checks.versions.fetchall()}:
+            raise RftError(
+                "the policy_spans of a sequence name a policy version that does not exist",
+                value=unknown,
+                allowed="a policy_version_id of this buffer (rft.policy_version); no spans if no policy of this buffer sampled",
+                todo="use what Attempt.publish returned, or leave policy_spans out",
             )
     for row in checks.purged.fetchall() if checks.purged is not None else ():
         raise PurgedError(

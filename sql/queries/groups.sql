@@ -53,6 +53,10 @@ CROSS JOIN LATERAL (
 SELECT g.run_id, r.name AS run, g.status = 'abandoned' AND starts_with(g.closed_reason, 'purged: ') AS is_purged
 FROM rft.rollout_group g JOIN rft.run r USING (run_id) WHERE g.group_id = %(group_id)s;
 
+-- name: known_policy_versions (read)
+-- Those of these policy versions that exist.
+SELECT policy_version_id FROM rft.policy_version WHERE policy_version_id = ANY (%(policy_version_ids)s);
+
 -- name: lock_named_tasks
 -- The tasks that unplanned groups name, as far as they are stored, and whether they were purged. A purge of them waits until the transaction has
 -- ended.

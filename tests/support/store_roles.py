@@ -77,6 +77,14 @@ def selecting(buffer: Buffer, sql: str, name: str) -> Run:
     )
 
 
+def publish_versions(buffer: Buffer, count: int) -> None:
+    """Policy versions 1 to `count` of an empty buffer, of a run of their own."""
+    run = buffer.create_run(name="policies", config={}, seed=1, steps=1, pipeline_version="none")
+    with buffer.attempt(run) as attempt:
+        for step in range(count):
+            attempt.publish(step, method="memory", uri=f"/weights/{step}", num_bytes=1, checksum="0")
+
+
 class Roles:
     """One run and those who work for it.
 

@@ -72,7 +72,6 @@ class _Start:
     role: str
     environment: Mapping[str, str]
     task: bytes
-    log: Path
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class ForkServer:
             key: names the process in events.
             log: file to which it appends what it prints.
         """
-        self._send(_Start(key, task.role, task.environment, pickle.dumps((task, log)), log))
+        self._send(_Start(key, task.role, task.environment, pickle.dumps((task, log))))
 
     def preload(self, preloads: Sequence[Preload]) -> None:
         """Fork processes that import modules and wait for tasks; end waiting processes that are not among them."""
@@ -266,7 +265,7 @@ class _Server:
         for waiting in list(self._waiting):
             if (waiting.preload.role, waiting.preload.environment) == (request.role, request.environment):
                 self._waiting.remove(waiting)
-                if waiting.give(request.task, request.log):
+                if waiting.give(request.task):
                     return waiting.child
                 waiting.end()
         return None

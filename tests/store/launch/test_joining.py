@@ -64,6 +64,25 @@ def test_a_free_name_is_given_although_numbered_ones_exist(buffer: Buffer) -> No
     assert [store(buffer, name) for name in (long, "exp", "exp")] == [long, f"exp-1{'0' * 30}", f"exp-1{'0' * 29}1"]
 
 
+def test_a_role_started_by_hand_counts_groups_as_the_others_do(buffer: Buffer, tmp_path: Path) -> None:
+    make_unopened_model(tmp_path)
+    config = configured("shared", buffer, tmp_path)
+    run = buffer.create_run(name="shared", config=stored_config(config), seed=1, steps=1, pipeline_version="p")
+    other = config.model_copy(update={"trainer": config.trainer.model_copy(update={"batch_groups": 3})})
+    for role in ("pipeline", "trainer"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"share trainer.batch_groups, and this {role} has another value.*got 3.*{config.trainer.batch_groups}.*--resume shared",
+        ):
+            join_by_hand(other, None, role)  # type: ignore[arg-type]
+    assert run.end("interrupted", "for the test")
+    joined = join_by_hand(other, "shared", "trainer")  # it continues the run, with what it has
+    joined.buffer.close()
+    assert buffer.find_run("shared").config["trainer"]["batch_groups"] == 3
+    joined = join_by_hand(other, "shared", "pipeline")
+    joined.buffer.close()
+
+
 def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_longer_than_a_minute(
     buffer: Buffer, tmp_path: Path
 ) -> None:

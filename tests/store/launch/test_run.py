@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 import rftdata
 from rftdata import Buffer, Run
-from rftdata.errors import QueryError
+from rftdata.errors import FencedError, QueryError
 from rftdata.workers.worker import Worker
-from tests.support.waiting import PATIENCE_S
+from tests.support.store_roles import Roles
+from tests.support.waiting import PATIENCE_S, wait_until
+
+BLOCKED = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -46,6 +52,38 @@ def test_a_run_is_as_it_was_read_until_it_is_refreshed(run: Run) -> None:
         9,
         "p2",
     )
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["a trainer", "a trainer that starts at this moment"])
+def test_settings_are_not_stored_under_a_live_trainer(buffer: Buffer, commits: bool) -> None:
+    """With another pipeline version its next batch would take groups without any of their experiences."""
+    roles = Roles(buffer)
+    with contextlib.ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        if commits:
+            attempt = stack.enter_context(roles.attempt())
+            roles.work()
+        else:
+            starting = stack.enter_context(psycopg.connect(buffer.config.uri))
+            starting.execute("SELECT FROM rft.run FOR UPDATE")
+            starting.execute(
+                "WITH begun AS (INSERT INTO rft.run_attempt (run_id, host, pid, lease_until) VALUES (1, 'h', 1, now() + interval '1 hour')"
+                " RETURNING attempt_id) UPDATE rft.run SET current_attempt_id = attempt_id FROM begun"
+            )
+        storing = threads.submit(lambda: roles.run.continue_with({"a": 2}, steps=9, pipeline_version="p2"))
+        if not commits:
+            wait_until(lambda: storing.done() or buffer.sql(BLOCKED).num_rows, "the settings wait for the start")
+            starting.commit()
+        with pytest.raises(
+            FencedError, match=r"is being trained by process .*, so its settings cannot be changed.*stop that process"
+        ):
+            storing.result()
+        now = roles.run.refreshed()
+        assert (now.config, now.planned_steps, now.pipeline_version) == ({}, 4, "p1")
+        if commits:
+            assert len(roles.train(attempt, 1)) == 2
+    if commits:
+        assert roles.run.continue_with({"a": 2}, steps=9, pipeline_version="p2").planned_steps == 9
 
 
 def test_a_run_that_has_finished_stays_so(run: Run) -> None:

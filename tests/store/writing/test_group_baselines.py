@@ -13,9 +13,15 @@ from rftdata import Buffer, Group, Rollout
 from rftdata.attempts.attempt import Attempt
 from rftdata.errors import RftError, RoleFailedError
 from rftdata.experience import Baseline
-from tests.support.store_roles import Roles, own_group, tokens
+from tests.support.store_roles import Roles, own_group, publish_versions, tokens
 
 GREEDY = Baseline.of(Rollout(2, "ok", 0.5, [tokens(0.5, 7, response="greedy")], seconds=1.5))
+
+
+@pytest.fixture(autouse=True)
+def policies(buffer: Buffer) -> None:
+    """The policy versions up to that of the greedy rollout."""
+    publish_versions(buffer, 7)
 
 
 def drawn(attempt: Attempt, algorithm: Algorithm, num_groups: int = 2) -> TrainBatch:

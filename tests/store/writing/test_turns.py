@@ -15,7 +15,7 @@ from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout, exchange
 from rftdata.errors import RftError, RoleFailedError
 from rftdata.experience import TURNS, Sequence, validate
-from tests.support.store_roles import Roles
+from tests.support.store_roles import Roles, publish_versions
 
 TASK: dict[str, Any] = {"taskset": "mine", "task_key": "one", "source": "import"}
 
@@ -70,6 +70,7 @@ def single(index: int = 1, reward: float = 0.0) -> Rollout:
 
 @pytest.fixture
 def stored(buffer: Buffer) -> Buffer:
+    publish_versions(buffer, 8)
     run = buffer.create_run(name="walks", config={}, seed=1, steps=3, pipeline_version="none")
     with buffer.writer(run) as writer:
         writer.insert(Group([walk(), single()], **TASK))
@@ -128,6 +129,7 @@ def test_the_trainer_reads_turns_of_rows_with_and_without_the_array(stored: Buff
 
 
 def test_states_that_are_not_one_per_turn_are_refused(buffer: Buffer) -> None:
+    publish_versions(buffer, 8)
     run = buffer.create_run(name="walks", config={}, seed=1, steps=3, pipeline_version="none")
     wrong = walk()
     wrong.sequences[0].arrays = {**wrong.sequences[0].arrays, "state_hash": np.array([5])}

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -317,6 +318,29 @@ def test_a_query_keeps_columns_of_one_name_apart(buffer: Buffer) -> None:
     table = buffer.sql("SELECT 1 AS a, 2 AS a")
     assert isinstance(table, pa.Table)
     assert [column.to_pylist() for column in table.columns] == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parent_id": 99}, r"parent_id of a sequence names an experience that does not exist.*got 99.*write the parent first"),
+        ({"policy_spans": [(3, 99)]}, r"policy_spans of a sequence name a policy version that does not exist.*got 99.*Attempt.publish"),
+    ],
+)  # fmt: skip
+def test_parents_and_policies_must_exist(
+    buffer: Buffer, run: Run, policies: tuple[int, int], changes: dict[str, Any], message: str
+) -> None:
+    wrong = own_group([1.0])
+    wrong.rollouts[0].sequences = [tokens(1.0, **changes)]
+    with buffer.writer(run) as writer:
+        with pytest.raises(RftError, match=message):
+            writer.insert(wrong)
+        assert counts(buffer)["experience"] == counts(buffer)["write_receipt"] == 0
+        writer.insert(own_group([1.0]))
+        parent = buffer.sql("SELECT experience_id FROM rft.experience")["experience_id"][0].as_py()
+        right = own_group([1.0], "right")
+        right.rollouts[0].sequences = [tokens(1.0, parent_id=parent, policy_spans=[(3, policies[1])])]
+        assert len(writer.insert(right)) == 1
 
 
 def test_a_receipt_counts_within_its_run(buffer: Buffer, run: Run) -> None:

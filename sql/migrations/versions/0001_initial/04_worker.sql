@@ -50,7 +50,7 @@ CREATE TABLE rft.worker_span (
 COMMENT ON TABLE rft.worker_span IS 'What a worker did when: times of one activity each, one after another, up to its last heartbeat. Where it changed its activity often between two heartbeats, the times of each activity are put together.';
 COMMENT ON COLUMN rft.worker_span.worker_id IS 'The worker that was active.';
 COMMENT ON COLUMN rft.worker_span.ordinal IS 'Number of the span, from 0.';
-COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, asleep (its device is another process''s), sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, drawing (rows of a batch), compiling (what a step computes), training, publishing, checkpointing, recording (a step), watching or working.';
+COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, asleep (its device is another process''s), sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, drawing (rows of a batch), training, publishing, checkpointing, recording (a step), watching or working.';
 COMMENT ON COLUMN rft.worker_span.detail IS 'What it waited for, or a part of its start; NULL for other work.';
 COMMENT ON COLUMN rft.worker_span.started_at IS 'When the activity began.';
 COMMENT ON COLUMN rft.worker_span.ended_at IS 'When it ended, or the last heartbeat within it.';
