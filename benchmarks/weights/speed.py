@@ -1,7 +1,7 @@
 """How long weights take from trainer ranks into live engines, beside what the same machine copies and broadcasts at most.
 
 Every combination of shape, layout and receivers runs in processes of its own. A layout is engines + ranks of the trainer; `2x2+4` are two engines of
-two processes each (tensor parallelism) and four ranks. The trainer is the real learner with random float32 weights, of which every rank holds its share.
+two processes each (tensor parallelism) and four ranks. The trainer is the real learner with random float32 weights; every rank holds its share.
 Weights travel in bfloat16, by NCCL between GPUs and by gloo between CPUs. Every rank sends the rows that it holds; tied weights travel once. Receivers
 are `engines` (vLLM, sampling meanwhile) or `plain`: processes that receive and hash, and load nothing. A row is one case; times are medians over the
 transfers after the first, in seconds:

@@ -89,7 +89,7 @@ class DiversityScore(Operator, revision=1):
 
 
 def _compared(keys: Sequence[str], limit: int) -> NDArray[np.int64]:
-    """Return the rows that all others are compared with: those with the smallest hashes, most of which remain when the set grows."""
+    """Return the rows that all others are compared with: those with the smallest hashes. Most of them remain when the set grows."""
     if len(keys) <= limit:
         return np.arange(len(keys))
     hashes = np.array([xxhash.xxh3_64_intdigest(key.encode()) for key in keys], np.uint64)

@@ -25,6 +25,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.run.placement import Machine, Placement, role_names
 from rftdata.connection import with_segments
+from rftdata.errors import RoleFailedError
 from rftdata.run import Run
 
 L = TypeVar("L", bound="Launcher")
@@ -138,6 +139,15 @@ class Launcher(ABC):
     @abstractmethod
     def lost(self) -> str | None:
         """Return a sentence that follows `name`, if no role can be started or watched any more; None otherwise."""
+
+    def refuse_lost(self) -> None:
+        """Refuse to store a run whose roles could not be started.
+
+        Raises:
+            RoleFailedError: no role can be started any more.
+        """
+        if (lost := self.lost()) is not None:
+            raise RoleFailedError(f"the {self.name} {lost}", todo="start the run again; nothing of it was stored")
 
     @abstractmethod
     def stop(self) -> None:

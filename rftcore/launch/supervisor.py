@@ -146,9 +146,14 @@ def _run(
         if stored is None and (sentence := earlier_run(config, buffer)) is not None:
             view.message(sentence)
         with held_lock.printed():  # the block calls sources and stages of the user
-            # A stored run must end with a status, so from its storing on a signal stops the roles, or keeps them from starting.
+
+            def begin_storing() -> None:
+                launcher.refuse_lost()
+                # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
+                signals.defer()
+
             if stored is not None and go_back is not None:
-                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=signals.defer)
+                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=begin_storing)
                 view.message(f"{run.name} begins {_begins(go_back)}")
             else:
                 run = prepare_run(
@@ -156,7 +161,7 @@ def _run(
                     buffer,
                     resumed=stored,
                     parent=beginning.parent,
-                    before_storing=signals.defer,
+                    before_storing=begin_storing,
                     report=view.message,
                 )
         report_run(run.name)

@@ -32,7 +32,7 @@ class Piece:
     Attributes:
         name: name in the checkpoint.
         shape: shape in the checkpoint.
-        first_row, num_rows: the rows of the model's tensor of which it has some or all values.
+        first_row, num_rows: the rows of the model's tensor from which it has some or all values.
         has_rows: whether its first dimension is these rows; false for (part of) one row.
         row_shape, row_stride, row_offset: the view of each row, in elements.
     """

@@ -12,6 +12,7 @@ Without a template the contents are concatenated. They are the whole input, writ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -112,6 +113,19 @@ class ChatEncoder:
             place, length = min(places, default=(0, 0))
             self._ends = after[: place - length], after[place - length :]
         return self._ends
+
+    def rewriting_roles(self) -> list[str]:
+        """Return the roles of messages before which the template changes an earlier answer that has thoughts, of user and tool.
+
+        A chat that is continued by such a message is rendered again. Roles that the template refuses are left out.
+        """
+        thoughtful = {"role": "assistant", "content": f"<think>\n{PROBE_ANSWER}\n</think>\n\n{PROBE_ANSWER}"}
+        found = []
+        for role in () if self.is_plain else ("user", "tool"):
+            chat = [{"role": "user", "content": "a"}, thoughtful, {"role": role, "content": "b"}]
+            with contextlib.suppress(Exception):
+                found += [role] if self.continued(chat, 2, None) is None else []
+        return found
 
     def render(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
         """Return what the chat template writes.

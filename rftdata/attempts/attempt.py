@@ -278,7 +278,7 @@ class Attempt(Hold):
         """Insert a row of a step by a named statement, unless the statement `find` finds one: that of an earlier try, whose answer was lost.
 
         Args:
-            after: the newest id that this object received, for rows of which a step may have several.
+            after: the newest id that this object received, where a step may have several rows.
         """
         keys = {"attempt_id": self.attempt_id, "trainer_step": step}
 

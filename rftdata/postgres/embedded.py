@@ -38,7 +38,7 @@ from rftdata.files.durable import make_folder, probe_folder, write_whole
 from rftdata.postgres.database import Row, queries
 from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.idle_stop import IdleStop
-from rftdata.postgres.initdb import OWNER, UNFINISHED, initialise, own, run
+from rftdata.postgres.initdb import LOCK, OWNER, UNFINISHED, initialise, own, run
 from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.postmaster import Postmaster
 from rftdata.postgres.programs import run_program
@@ -49,7 +49,7 @@ DATABASE = "rft"
 _PORT = "5432"
 # Of a buffer in its folder, besides the data and the socket of its server.
 _FOLDERS = (UNFINISHED, "segments", "archives")
-_FILES = ("password", "socket_dir", "host", "in_use", "idle_stop_s", "server.watch", "server.alive")
+_FILES = ("password", "socket_dir", "host", "in_use", "idle_stop_s", "server.watch", "server.alive", LOCK)
 _START_S = 60.0
 _CLOCK_SLACK_S = 60.0
 """Largest change of the clock since the machine started, in seconds."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from rftdata.postgres.server_errors import does_not_start
 OWNER = "rft_owner"
 UNFINISHED = "postgres.unfinished"
 """Folder in which the data folder is created."""
+LOCK = "initdb.lock"
+"""File that `initdb` holds locked."""
 # The path of a unix socket on Linux has at most 107 bytes; the file is named .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
 
@@ -43,6 +48,21 @@ def initialise(folder: Path, data: Path, password_file: Path) -> None:
     Args:
         folder: of the buffer.
     """
+    with _alone(folder) as lock:
+        _initialise(folder, data, password_file, lock)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """Wait until no `initdb` works in the folder, which one does for a moment after its parent was killed; yield the lock that it inherits."""
+    path = folder / LOCK
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+        path.unlink()  # under the server's lock, so that no other process waits for it
+
+
+def _initialise(folder: Path, data: Path, password_file: Path, lock: int) -> None:
     _name_socket_dir(folder)
     unfinished = folder / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -69,6 +89,7 @@ def initialise(folder: Path, data: Path, password_file: Path) -> None:
             # Repeated hashing makes a person's password hard to guess. This one is random, and every connection would pay milliseconds.
             "-c",
             "scram_iterations=1",
+            inherited=(lock,),
         )
     lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
     with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:

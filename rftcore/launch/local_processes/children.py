@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import IO
 
 from rftcore.launch.local_processes import forked_process, role_process
@@ -37,12 +38,16 @@ class Child:
         pidfd: readable once it has ended.
         result: receives what it raised.
         raised: what it has received.
+        output: what it has printed and not copied to its log; None if it began with the log.
+        log: file of the role's output.
     """
 
     pid: int
     pidfd: int
     result: Connection
     raised: bytes = b""
+    output: IO[bytes] | None = None
+    log: Path | None = None
 
     def ends(self) -> list[int | Connection]:
         """Return the files to wait for."""
@@ -64,7 +69,18 @@ class Child:
         """Reap the process; return how it ended, see `Ended.status`."""
         os.close(self.pidfd)
         self.result.close()
+        if self.output is not None:
+            with self.output, contextlib.suppress(OSError):  # of a full disk
+                self._keep_output(self.output)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _keep_output(self, output: IO[bytes]) -> None:
+        """Append to the log what the process printed before it opened the log, and what a child of that time printed later."""
+        output.seek(0)
+        printed = output.read().lstrip(b"\0")  # of a file that was emptied between two writes
+        if self.log is not None and printed:
+            with open(forked_process.open_log(self.log), "wb") as log:
+                log.write(f"== printed by process {self.pid} before it had this log ==\n".encode() + printed)
 
 
 @dataclass
@@ -81,8 +97,13 @@ class WaitingChild:
     task_file: IO[bytes]
     is_written: Connection
 
-    def give(self, task: bytes) -> bool:
-        """Give it its task; return whether it was still running."""
+    def give(self, task: bytes, log: Path) -> bool:
+        """Give it its task; return whether it was still running.
+
+        Args:
+            log: file of the role's output.
+        """
+        self.child.log = log
         with self.task_file as file, self.is_written, contextlib.suppress(OSError):
             file.write(task)
             file.flush()
@@ -92,6 +113,7 @@ class WaitingChild:
 
     def end(self) -> None:
         """End the process."""
+        self.child.log = None  # another process becomes the role
         self.task_file.close()
         self.is_written.close()
         self.child.kill()
@@ -107,13 +129,15 @@ def fork_waiting(preload: Preload) -> WaitingChild:
     server = os.getpid()
     with contextlib.ExitStack() as undo:
         task_file: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+        output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
         told, is_written = (undo.enter_context(end) for end in Pipe(duplex=False))
         child = fork(
             lambda result: role_process.preload(
-                result, server, task_file, told, preload.preparation, preload.environment
+                result, server, role_process.Given(task_file, told, output), preload.preparation, preload.environment
             )
         )
         undo.pop_all()
+    child.output = output
     told.close()
     return WaitingChild(preload, child, task_file, is_written)
 

@@ -72,6 +72,7 @@ class _Start:
     role: str
     environment: Mapping[str, str]
     task: bytes
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ForkServer:
             key: names the process in events.
             log: file to which it appends what it prints.
         """
-        self._send(_Start(key, task.role, task.environment, pickle.dumps((task, log))))
+        self._send(_Start(key, task.role, task.environment, pickle.dumps((task, log)), log))
 
     def preload(self, preloads: Sequence[Preload]) -> None:
         """Fork processes that import modules and wait for tasks; end waiting processes that are not among them."""
@@ -265,7 +266,7 @@ class _Server:
         for waiting in list(self._waiting):
             if (waiting.preload.role, waiting.preload.environment) == (request.role, request.environment):
                 self._waiting.remove(waiting)
-                if waiting.give(request.task):
+                if waiting.give(request.task, request.log):
                     return waiting.child
                 waiting.end()
         return None

@@ -11,10 +11,10 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -60,11 +60,25 @@ def run(result: Connection, server: int, task_bytes: bytes) -> None:
     _run(result, task, phases)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a process has from the fork server before it has a task.
+
+    Attributes:
+        task_file: will have the task.
+        is_written: receives a message once it has.
+        output: what the process prints until then. It is empty once the log has that.
+    """
+
+    task_file: IO[bytes]
+    is_written: Connection
+    output: IO[bytes]
+
+
 def preload(
     result: Connection,
     server: int,
-    task_file: IO[bytes],
-    is_written: Connection,
+    given: Given,
     preparation: bytes,
     environment: Mapping[str, str],
 ) -> None:
@@ -72,29 +86,27 @@ def preload(
 
     Args:
         result, server: see `run`.
-        task_file: will have the task.
-        is_written: receives a message once it has.
         preparation: a pickled `Preparation`.
         environment: variables of the task.
     """
     phases = StartPhases(_IMPORTING)
     os.setsid()
     end_with_parent(server)
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the log has it
-    forked_process.redirect(os.dup(output.fileno()))
-    forked_process.close_files([result.fileno(), is_written.fileno(), task_file.fileno(), output.fileno()])
+    forked_process.redirect(os.dup(given.output.fileno()))
+    kept = (result, given.is_written, given.task_file, given.output)
+    forked_process.close_files([file.fileno() for file in kept])
     _handle_signals()
     _apply(environment)
     pickle.loads(preparation).run()
     phases.begin("the run is checked and stored")
     try:
-        is_written.recv_bytes()
+        given.is_written.recv_bytes()
     except (EOFError, OSError):  # the server has ended
         return
     phases.begin(_JOINING)
-    task_file.seek(0)
-    task, log = pickle.loads(task_file.read())
-    _move_output(output, task, log)
+    given.task_file.seek(0)
+    task, log = pickle.loads(given.task_file.read())
+    _move_output(given.output, task, log)
     _apply(task.environment)
     _run(result, task, phases)
 
@@ -103,13 +115,14 @@ def _move_output(output: IO[bytes], task: RoleTask, log: Path) -> None:
     """Print to the log from now on, and copy what the process has printed so far."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with output:
-        output.seek(0)
-        printed = output.read()
+    output.seek(0)
+    printed = output.read()
     forked_process.print_to(forked_process.open_log(log))
     _print_header(task)
     sys.stdout.write(printed.decode(errors="replace"))
     sys.stdout.flush()
+    with output:
+        output.truncate(0)
 
 
 def _print_header(task: RoleTask) -> None:

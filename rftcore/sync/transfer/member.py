@@ -93,7 +93,7 @@ class MessageMemory:
 
 
 def exchange_header(group: TransferGroup, plan: TransferPlan) -> None:
-    """Compare which transfer of which tensors the members take part in; the trainer's first rank sends its own.
+    """Refuse a transfer that the members do not all understand alike: they compare their plans with that of the trainer's first rank.
 
     Raises:
         TransferError: this member's plan is another.

@@ -148,7 +148,7 @@ def _take(bucket: Bucket, posted: Sequence[Broadcast]) -> tuple[Tensor, Tensor]:
         return posted[0].packed[posted[0].message.data_start :], sent
     packed = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=sent.device)
     zero_gaps(packed, 0, [(slot.start, slot.num_bytes) for slot in bucket.slots])
-    # By two bytes, of which all types are made.
+    # In units of two bytes, since the size of every type is a multiple of two.
     values, width = packed.view(torch.int16), 2
     sources, targets = [], []
     for each in posted:

@@ -50,7 +50,7 @@ def _load(config: VllmConfig, folder: str) -> nn.Module:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
 
-    # Layers enter themselves by name, in a table of which the running model needs its own.
+    # Layers register themselves by name in a table. This model gets another one, so that those of the running model stay.
     own = copy.copy(config)
     own.compilation_config = copy.copy(config.compilation_config)
     own.compilation_config.static_forward_context = {}

@@ -157,3 +157,17 @@ def test_a_workflow_that_does_not_record_what_the_algorithm_reads_is_refused(
     assert "gigpo reads state_hash" in error and "did not record them in a trial rollout" in error
     assert "turn.record(state=…)" in error
     assert check(GIGPO, flow=WALK.replace("RECORD", "turn.record(state=task.prompt)")) == 0
+
+
+def test_a_workflow_of_several_turns_shows_what_they_are_stored_as(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow = """
+async def walk(task, model, score):
+    chat = [{"role": "user", "content": task.prompt}]
+    turn = await model.chat(chat)
+    await model.chat([*chat, {"role": "assistant", "content": turn.response}, {"role": "user", "content": "sure?"}])
+    return await score(await model.chat(chat), task)
+"""
+    assert check({"explorer": {"workflow": "./flow.py:walk"}}, flow=flow) == 0
+    assert "its 3 turns are stored as 2 experiences (forks: 1 branch)" in capsys.readouterr().err

@@ -237,6 +237,32 @@ def test_the_address_in_listen_takes_connections_and_the_socket_still_works(fold
     EmbeddedServer(folder).stop()
 
 
+def test_a_start_waits_for_the_initdb_of_a_killed_one(server_folders: Path) -> None:
+    folder = server_folders / "killed-early"
+    start = [sys.executable, "-c", f"import rftdata; rftdata.open({str(folder)!r}).close()"]
+
+    def initdbs() -> list[psutil.Process]:
+        found = (process for process in psutil.process_iter(["name", "cmdline"]) if process.info["name"] == "initdb")
+        return [process for process in found if str(folder / "postgres.unfinished") in process.info["cmdline"]]
+
+    killed = subprocess.Popen(start)
+    wait_until(initdbs, "initdb works")
+    (orphan,) = initdbs()
+    orphan.suspend()
+    killed.kill()
+    killed.wait(PATIENCE_S)
+    try:
+        later = subprocess.Popen(start)
+        with pytest.raises(subprocess.TimeoutExpired):
+            later.wait(3.0)
+        assert initdbs() == [orphan], "one at a time"
+        orphan.resume()
+        assert later.wait(PATIENCE_S) == 0 and one(folder) == [1]
+        assert not (folder / "initdb.lock").exists()
+    finally:
+        EmbeddedServer(folder).stop()
+
+
 def test_a_first_start_that_was_cut_short_is_done_again(server_folders: Path) -> None:
     folder = server_folders / "cut-short"
     (folder / "postgres.unfinished").mkdir(parents=True)

@@ -16,8 +16,8 @@ from rftcore.engines.no_engine import NoEngine
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import ConfigError
 from rftdata.tasks import load_taskset
-from tests.store.explorer.test_explorer import Run
 from tests.support.checking import deep_sentences, refuse_names
+from tests.support.explored_run import Run
 from tests.support.models import make_tiny_model
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "train-on-chats.md").read_text(encoding="utf-8")

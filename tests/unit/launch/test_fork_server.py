@@ -137,7 +137,7 @@ if sys.argv[1] == "fork":
 else:
     os.pidfd_open = no_pidfd
 server = ForkServer([], {})
-server.start(3, RoleTask("pipeline", "pipeline", None, "r", {}, {}), Path("log"))
+server.start(3, RoleTask("pipeline", "pipeline", None, "r", {}, {}), Path(os.devnull))
 while not (events := server.events(1.0)):
     pass
 [ended] = events
@@ -220,6 +220,7 @@ server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {"WHICH": "thi
 events = []
 while len(events) < 2:
     events.extend(server.events(1.0))
+    (folder / "given").touch()
 server.close()
 print(events[0].pid, int((folder / "pid").read_text()), lives(), events[1].status, type(events[1].error).__name__)
 """
@@ -261,6 +262,18 @@ def test_a_process_that_began_with_its_imports_gets_the_role_with_the_same_envir
 def test_a_process_that_is_not_needed_is_ended_and_the_role_gets_another(tmp_path: Path) -> None:
     (role, process, lives, *end), log = preloaded(tmp_path, "other", ends=True)
     assert role != process and [lives, *end] == ["False", "1", "BufferUnavailableError"] and "slow" not in log
+
+
+def test_what_a_process_printed_that_crashes_in_its_imports_with_its_task_is_in_the_log(tmp_path: Path) -> None:
+    crash = (
+        f"while not pathlib.Path({str(tmp_path / 'given')!r}).exists():\n    time.sleep(0.01)\nos.kill(os.getpid(), 11)"
+    )
+    (role, process, lives, *end), log = preloaded(tmp_path, "this", then=f"import pathlib\n{crash}", ends=False)
+    assert role == process and [lives, *end] == ["False", "-11", "NoneType"]
+    assert log.splitlines() == [
+        f"== printed by process {role} before it had this log ==",
+        "slow_module for this",
+    ]
 
 
 def test_a_process_that_was_killed_by_what_it_imports_is_replaced_for_the_role(tmp_path: Path) -> None:

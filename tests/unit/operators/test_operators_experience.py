@@ -74,7 +74,7 @@ def test_reward_threshold_names_the_bound_that_was_broken() -> None:
 
 
 def test_length_penalty_is_the_soft_overlong_punishment_of_dapo() -> None:
-    table = batch_of_groups([1, 1, 1, 1, None], num_response_tokens=[60, 80, 90, 101, 90])
+    table = batch_of_groups([1, 1, 1, 1, None], num_trained_tokens=[60, 80, 90, 101, 90])
     result = outcome("length_penalty", {"max_tokens": 100, "cache_tokens": 20}, table)
     assert result.reasons.null_count == 5
     assert result.columns["reward"].to_pylist() == [1.0, 1.0, 0.5, 0.0, None]

@@ -21,7 +21,7 @@ def built(*groups: Sequence[float | None], columns: dict[str, Any] | None = None
 
 
 def lengths(*values: int) -> dict[str, Any]:
-    return {"num_response_tokens": list(values)}
+    return {"num_trained_tokens": list(values)}
 
 
 def test_the_better_answer_is_chosen_where_the_margin_is_reached() -> None:

@@ -186,6 +186,11 @@ def test_a_template_that_takes_thoughts_out_of_earlier_answers_forks_where_it_do
     assert "hm" not in sequences[1].prompt
 
 
+@pytest.mark.parametrize(("name", "roles"), [("qwen3", ["user"]), ("qwen2_5", []), ("llama3_1", []), (None, [])])
+def test_templates_that_rewrite_answers_are_known_before_a_run(name: str | None, roles: list[str]) -> None:
+    assert chat_encoder(chat_tokenizer(name)).rewriting_roles() == roles
+
+
 def test_forks_have_their_cause() -> None:
     spy = Spy(chat_tokenizer("qwen2_5"))
     spy.will_answer(*"abcdefg")

@@ -1,0 +1,126 @@
+"""Evaluations by an explorer: when they are made, which weights they load, and which score they have."""
+
+from __future__ import annotations
+
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.evaluations import (
+    Answer,
+    claim_evaluation,
+    finish_evaluation,
+    validation_scores,
+)
+from rftdata.workers.worker import Worker
+from tests.support.explored_run import OneAtATime, Run, Sorted
+
+
+def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    # Eight questions of 0.7 s, one after the other: 5.6 s in all, and each at most twice its own.
+    run.explore(OneAtATime(seconds=0.7), until=run.all_answered, rollout_timeout_s=4.5)
+    assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
+
+
+def test_an_evaluation_whose_answers_all_took_too_long_has_no_score(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    run.explore(OneAtATime(seconds=3600), until=run.all_ended, rollout_timeout_s=0.1)
+    (evaluation,) = run.evaluations()
+    assert (evaluation["status"], evaluation["mean_reward"]) == ("failed", None)
+    assert (
+        "8 of 8 answers failed" in evaluation["error"] and "explorer.rollout_timeout_s = 0.1 s" in evaluation["error"]
+    )
+
+
+def test_an_evaluation_is_left_when_the_run_is_asked_to_stop(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    engine = OneAtATime(seconds=3600)
+    run.explore(engine, until=lambda: engine.asked > 0)
+    assert run.evaluations() == [{"status": "planned", "mean_reward": None, "error": None}]
+
+
+def test_evaluations_of_one_set_of_weights_load_it_once(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.publish(attempt, 1, "new")
+    run.ask(attempt, old, "old", "greedy", "sampled")
+    engine = OneAtATime()
+    run.explore(engine, until=lambda: run.all_answered() and engine.loaded[-1] == "new")
+    assert engine.loaded == ["new", "old", "new"]
+
+
+def test_an_evaluation_of_the_version_in_the_engine_loads_no_file(run: Run, attempt: Attempt) -> None:
+    """Weights that were sent into the engine have another checksum than the file that an evaluation names."""
+    version = run.publish(attempt, 0, "as-sent")
+    (run.folder / "as-file").write_text("as-file")
+    run.ask(attempt, version, "as-file")
+    engine = OneAtATime()
+    run.explore(engine, until=run.all_answered)
+    assert engine.loaded == ["as-sent"]
+
+
+def test_an_evaluation_of_the_present_weights_waits_for_no_rollouts_and_newer_weights_wait_for_it(
+    run: Run, attempt: Attempt
+) -> None:
+    version = run.publish(attempt, 0, "a")
+    engine, steps = Sorted(), list[str]()
+
+    def goes_on() -> bool:
+        if not steps and engine.asked:
+            run.ask(attempt, version, "a")
+            steps.append("asked")
+        elif steps == ["asked"] and run.evaluations()[0]["status"] == "claimed":
+            run.publish(attempt, 1, "b")
+            steps.append("published")
+            engine.answers_greedy = True
+        elif steps[-1:] == ["published"] and run.all_answered():
+            steps.append("answered")
+            assert run.rows("SELECT 1 AS a FROM rft.experience WHERE run_id = %s") == [], "rollouts go on"
+        return steps[-1:] == ["answered"] and engine.loaded[-1] == "b"
+
+    run.explore(engine, until=goes_on)
+    assert engine.loaded == ["a", "b"]
+
+
+def test_older_weights_are_evaluated_after_the_rollouts(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.publish(attempt, 1, "new")
+    engine, asked = Sorted(), list[int]()
+    engine.answers_greedy = True
+
+    def goes_on() -> bool:
+        if not asked and engine.asked:
+            run.ask(attempt, old, "old")
+            asked.append(engine.asked)
+        elif asked and not engine.answers_sampled:
+            assert run.evaluations()[0]["status"] == "planned" and engine.loaded == ["new"]
+            engine.answers_sampled = True
+        return bool(asked) and run.all_answered() and engine.loaded[-1] == "new"
+
+    run.explore(engine, until=goes_on)
+    assert engine.loaded == ["new", "old", "new"]
+
+
+def test_an_evaluation_with_many_failed_answers_chooses_no_checkpoint(run: Run, attempt: Attempt) -> None:
+    """Step 2 is the best of those that are answered, which says nothing: the judge was gone for half of the answers."""
+    for step, num_failed in ((1, 0), (2, 4), (3, 1)):
+        run.ask(attempt, run.publish(attempt, step, str(step)), str(step), step=step)
+        with Worker(run.run, "explorer") as worker:
+            asked = claim_evaluation(run.run, worker.worker_id, lease_s=60.0)
+            assert asked is not None
+            answers = [
+                Answer(
+                    task_id=task_id,
+                    reward=0.0 if task_id <= num_failed else 0.5 * step,
+                    response="",
+                    num_response_tokens=0,
+                    finish_reason="stop",
+                    error="no judge" if task_id <= num_failed else None,
+                )
+                for task_id in range(1, 9)
+            ]
+            assert finish_evaluation(run.run, asked.evaluation_id, worker.worker_id, answers, 1.0)
+
+    def scores(max_failed: float) -> dict[int, float]:
+        return validation_scores(run.run, ["validation"], "greedy", max_failed=max_failed)
+
+    assert scores(0.0) == {1: 0.5}
+    assert scores(0.125) == {1: 0.5, 3: 1.5 * 7 / 8}
+    assert sorted(scores(1.0)) == [1, 2, 3]
