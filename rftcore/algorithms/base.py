@@ -108,19 +108,6 @@ class StepBatch:
         """Average the values over each sequence's tokens, [B]; 0 for a sequence without tokens."""
         return self.sum_per_sequence(values_N) / self.tokens_B.clamp(min=1)
 
-    def sum_per_turn(self, values_N: Tensor) -> Tensor:
-        """Sum the values over each turn's tokens, [B, A]; 0 for a turn without tokens."""
-        num_turns = self.turn_BA.shape[1]
-        flat = values_N.new_zeros(self.turn_BA.numel()).index_add(
-            0, self.sequence_N * num_turns + self.turn_N, values_N
-        )
-        return flat.view(-1, num_turns)
-
-    def column(self, column: Column) -> Tensor | None:
-        """Return the entries of a column, [B, A] for those in `PER_TURN` and [B, …] for others; None where there are none."""
-        found: Tensor | None = getattr(self, f"{column}_BA" if column in PER_TURN else f"{column}_B")
-        return found
-
     @property
     def whole_pairs_B(self) -> Tensor:
         """Whether both answers of each sequence's pair have a token that counts, bool [B]. The pairs are sequences 2p and 2p + 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rftcore.algorithms.base import Column, StepBatch
+from rftcore.algorithms.base import PER_TURN, Column, StepBatch
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None
         RftError: names the first missing entry.
     """
     for column in sorted(columns):
-        if batch.column(column) is None:
+        if getattr(batch, f"{column}_BA" if column in PER_TURN else f"{column}_B") is None:
             what, how = RECORDED_BY[column]
             raise RftError(
                 f"the batch has no {column.replace('_', ' ')} ({what}), which the algorithm's parts read", todo=how

@@ -48,7 +48,9 @@ class ChatEncoder:
         special = {str(token) for token in added.values() if token.special}
         self.special_tokens = sorted({*special, *tokenizer.all_special_tokens} - {""})
         self._special_ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
-        self._of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS}
+        of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS}
+        self._in_texts = _pattern(self.special_tokens)
+        self._in_answers = _pattern([token for token in self.special_tokens if token in of_texts])
         self._ordinary: dict[str, list[int]] = {}
         self._ends: tuple[str, str] | None = None
 
@@ -149,18 +151,15 @@ class ChatEncoder:
         """
         texts = "".join(_texts(messages))
         for first in _MARKS:
-            if not any(first <= ord(character) < first + len(self.special_tokens) for character in texts):
+            marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
+            if not marks or re.search(f"[{chr(first)}-{chr(first + len(marks) - 1)}]", texts) is None:
                 break
         else:
             raise RftError("a chat contains characters of both planes for private use", value=texts[:100])
-        marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
-        in_answers = {token: mark for token, mark in marks.items() if with_answers and token in self._of_texts}
+        in_answers = self._in_answers if with_answers else None
         return MarkedChat(
             [
-                {
-                    key: value if key == "role" else _marked(value, in_answers if _is_answer(message) else marks)
-                    for key, value in message.items()
-                }
+                _marked_message(message, in_answers if _is_answer(message) else self._in_texts, marks)
                 for message in messages
             ],
             {mark: token for token, mark in marks.items()},
@@ -284,14 +283,24 @@ def _is_answer(message: Message) -> bool:
     return message.get("role") == "assistant"
 
 
-def _marked(value: Any, marks: Mapping[str, str]) -> Any:
-    """Return a value of a message with marks in place of the texts of tokens; the longest first, as one may contain another."""
-    if isinstance(value, str) and marks:
-        pattern = "|".join(re.escape(token) for token in sorted(marks, key=len, reverse=True))
-        return re.sub(pattern, lambda found: marks[found.group()], value)
+def _pattern(tokens: list[str]) -> re.Pattern[str] | None:
+    """Return a pattern of the texts of tokens, the longest first, as one may contain another; None without any."""
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
+
+
+def _marked_message(message: Message, pattern: re.Pattern[str] | None, marks: Mapping[str, str]) -> Message:
+    if pattern is None:
+        return message
+    return {key: value if key == "role" else _marked(value, pattern, marks) for key, value in message.items()}
+
+
+def _marked(value: Any, pattern: re.Pattern[str], marks: Mapping[str, str]) -> Any:
+    """Return a value of a message with marks in place of the texts of tokens."""
+    if isinstance(value, str):
+        return pattern.sub(lambda found: marks[found.group()], value)
     if isinstance(value, list):
-        return [_marked(item, marks) for item in value]
-    return {key: _marked(item, marks) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_marked(item, pattern, marks) for item in value]
+    return {key: _marked(item, pattern, marks) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _texts(value: Any) -> Iterable[str]:

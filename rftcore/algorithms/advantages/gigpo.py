@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import TurnsInTime, accumulated, normalised, sums, turns_in_time
+from rftcore.algorithms.advantages.rollouts import TurnsInTime, accumulated, normalised, sums, turn_sums, turns_in_time
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def _turn_rewards(batch: StepBatch, turns: TurnsInTime) -> Tensor:
     else:
         rewards_K = batch.rewards_B.double()[turns.sequence_K].where(turns.last_K, 0.0)
     if batch.token_rewards_N is not None:
-        rewards_K = rewards_K + batch.sum_per_turn(batch.token_rewards_N.double())[place_K]
+        rewards_K = rewards_K + turn_sums(batch, batch.token_rewards_N.double())[place_K]
     return rewards_K

@@ -90,6 +90,13 @@ def rollout_sums(batch: StepBatch, values_B: Tensor) -> Tensor:
     return sums(values_B.double(), rollout_B)[rollout_B]
 
 
+def turn_sums(batch: StepBatch, values_N: Tensor) -> Tensor:
+    """Add up the values of each turn's tokens, [B, A]; 0 for a turn without tokens."""
+    num_turns = batch.turn_BA.shape[1]
+    flat = values_N.new_zeros(batch.turn_BA.numel())
+    return flat.index_add(0, batch.sequence_N * num_turns + batch.turn_N, values_N).view(-1, num_turns)
+
+
 def rollout_rewards(batch: StepBatch) -> Tensor:
     """Return the outcome of each sequence's rollout with the rewards of all of the rollout's tokens, float64 [B]."""
     if batch.token_rewards_N is None:

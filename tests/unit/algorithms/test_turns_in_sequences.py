@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftcore.algorithms import ADVANTAGES
+from rftcore.algorithms.advantages.rollouts import turn_sums
 from rftcore.algorithms.base import Signals, StepBatch
 from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from tests.support.algorithms import step_batch
@@ -132,7 +133,7 @@ def test_tokens_of_a_row_are_of_the_turn_in_whose_stretch_they_are() -> None:
     assert flat.turn_BA.tolist() == [[0, 2, 5], [1, -1, -1]]
     assert flat.turn_N.tolist() == [0, 0, 1, 2, 2, 0, 0]
     assert flat.state_BA is not None and flat.state_BA.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert flat.sum_per_turn(torch.arange(7.0)).tolist() == [[1.0, 2.0, 7.0], [11.0, 0.0, 0.0]]
+    assert turn_sums(flat, torch.arange(7.0)).tolist() == [[1.0, 2.0, 7.0], [11.0, 0.0, 0.0]]
     second = flat.only(torch.tensor([False, True]))
     assert (second.turn_BA.tolist(), second.turn_N.tolist()) == ([[1, -1, -1]], [0, 0])
 
