@@ -188,6 +188,7 @@ class Comparison:
 
     def _record(self, row: Row, use: GpuUse, sizes: Sizes) -> Row:
         """Store a row, with the figures that follow from the others; return it."""
+        row |= {"set": self.options.set}
         if row["ended"] == "out of time" and sizes.limit_s < self.sizes.limit_s:
             row |= {"error": "the call ended before the run; another call makes it again", "was_cut": True}
         if "error" not in row:
@@ -209,10 +210,16 @@ class Comparison:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     started = time.time()
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     sizes = Sizes(options.steps, options.every, options.target, options.run_seconds)
     with kept_folder(options) as folder:
         rows = read_lines(folder / "rows.jsonl")
+        other = next((row["set"] for row in rows if row.get("set", options.set) != options.set), None)
+        if other is not None:
+            parser.error(
+                f"{folder} has runs with --set {other}, and this call has {options.set}; name another --folder"
+            )
         comparison = Comparison(options, sizes, folder, started + 60 * options.minutes, rows)
         left_out = comparison.run()
     failed = [row for row in comparison.rows if "error" in row]
@@ -249,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a further setting of all runs; rows of other settings need another --folder",
+        help="a further setting of all runs",
     )
     parser.add_argument(
         "--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["trl", "one_step_off", "alternating", "on_policy"]

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.harness.processes import read_lines
 from benchmarks.whole_runs.case import STEPS_AHEAD, Sizes, TrlSettings, settings, trl_case
+from benchmarks.whole_runs.comparison import main
 from benchmarks.whole_runs.places import Place, places, share_compiled_code
 from benchmarks.whole_runs.summary import seconds_to, summary
 from rftcore.config.run import load_config
@@ -185,6 +186,16 @@ def test_layers_of_ours_need_not_be_compiled() -> None:
         for more in ([], ["trainer.compile=false"])
     )
     assert compiled is not False and plain is False
+
+
+def test_runs_of_other_settings_are_not_taken_for_those_of_this_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"system": "trl", "seed": 1, "set": [], "error": "killed"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SystemExit):
+        main(["--folder", str(tmp_path), "--set", "trainer.compile=false"])
+    assert "name another --folder" in capsys.readouterr().err
 
 
 def test_several_gpus_divide_the_cores_and_share_caches_that_are_safe(tmp_path: Path) -> None:
