@@ -34,7 +34,7 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
         collect_rarely()  # as every process of a run does
     if case.ranks == 1:
         # With several GPUs, transformers' trainer would spread every micro-batch over them.
-        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     batches = case.batches()
     recorder = Recorder(output, batches, profiles=case.profiles)
     train: Callable[[Case, str, list[Batch], Recorder], None] = _train_ours

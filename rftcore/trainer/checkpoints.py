@@ -40,7 +40,6 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from rftcore.call_thread import CallThread
@@ -219,7 +218,6 @@ class HostMemory:
         self._device = device
         self._kept: dict[str, Tensor] = {}
         self._num_kept_bytes = 0
-        self._stager: DefaultStager | None = None
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copy that is complete after `wait`; the next one of this name overwrites it.
@@ -236,31 +234,23 @@ class HostMemory:
             self._kept[name] = kept
         return kept.copy_(tensor, non_blocking=True)
 
-    def staged(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies; the copy of a sharded tensor is this rank's shard, and still a `DTensor`. The next ones overwrite them."""
-        if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=False,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=False,
-                )
-            )
-        copies = cast(dict[str, Tensor], self._stager.stage(tensors))
-        if sum(_local(copy).nbytes for copy in copies.values()) > self.KEPT_BYTES:
-            self._stager.close()
-            self._stager = None
-        return copies
-
     def wait(self) -> None:
         """Wait until the copies are complete."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def staged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in the host's memory; the copy of a sharded tensor is this rank's shard, and still a `DTensor`."""
+    # A new one each time: torch 2.11's fails with a KeyError when it is used for a second state.
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+    copies = cast(dict[str, Tensor], stager.stage(tensors))
+    stager.close()
+    return copies
 
 
 class _Writer(HuggingFaceStorageWriter):

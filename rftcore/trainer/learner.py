@@ -40,6 +40,7 @@ from rftcore.trainer.checkpoints import (
     read_tensors,
     set_random_state,
     sizes_under,
+    staged,
     write_training_state,
 )
 from rftcore.trainer.learner_arguments import LearnerArguments
@@ -223,7 +224,7 @@ class Learner:
         tensors = random_state(self.device)
         for prefix, network in self.models.trained().items():
             tensors |= {f"{prefix}/{key}": value for key, value in network.optimizers.state().items()}
-        tensors = self._host_memory.staged(tensors)
+        tensors = staged(tensors)
         scalars = encoded_state(
             {
                 "step": self.step,
