@@ -126,6 +126,13 @@ class Sequence:
         return len(self.arrays[TURNS]) if TURNS in self.arrays else 1
 
     @property
+    def last_answer(self) -> str:
+        """The answer of its last turn; of several turns without messages, the whole response."""
+        if self.num_turns == 1 or not self.messages or not isinstance(self.messages[-1].get("content"), str):
+            return self.response
+        return str(self.messages[-1]["content"])
+
+    @property
     def num_trained_tokens(self) -> int:
         """Number of response tokens with the loss mask 1."""
         if self.loss_mask is None:
@@ -156,7 +163,7 @@ class Baseline:
 
     Attributes:
         reward: with the rewards of its tokens, as algorithms count that of the other rollouts.
-        response, messages, finish_reason: of its last sequence.
+        response, messages, finish_reason: of its last turn.
         num_response_tokens: of all its answers.
         policy_version_min: None if this system did not sample it.
     """
@@ -186,7 +193,7 @@ class Baseline:
             outcome=rollout.outcome,
             reward=reward,
             reward_parts=last.reward_parts if last else {},
-            response=last.response if last else "",
+            response=last.last_answer if last else "",
             messages=last.messages if last else None,
             num_turns=rollout.num_turns,
             num_response_tokens=sum(s.num_trained_tokens for s in rollout.sequences),

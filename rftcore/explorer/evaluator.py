@@ -151,7 +151,7 @@ class Evaluator:
         return Answer(
             task_id=task.task_id,
             reward=rollout.reward or 0.0,
-            response=last.response if last else "",
+            response=last.last_answer if last else "",
             num_response_tokens=last.num_trained_tokens if last else 0,
             finish_reason=last.finish_reason if last else "abort",
             error=rollout.error,

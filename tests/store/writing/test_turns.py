@@ -14,7 +14,7 @@ from rftcore.reporting.report import build_report
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout, exchange
 from rftdata.errors import RftError, RoleFailedError
-from rftdata.experience import TURNS, Sequence, validate
+from rftdata.experience import TURNS, Baseline, Sequence, validate
 from tests.support.store_roles import Roles, publish_versions
 
 TASK: dict[str, Any] = {"taskset": "mine", "task_key": "one", "source": "import"}
@@ -189,6 +189,15 @@ def test_turns_that_do_not_fit_are_refused(turns: Any, message: str) -> None:
     rollout.sequences[0].arrays = {TURNS: turns}
     with pytest.raises(RftError, match=message):
         validate((Group([rollout], **TASK),))
+
+
+def test_the_last_answer_of_several_turns_is_that_of_the_chat() -> None:
+    trunk, branch = walk().sequences
+    assert (trunk.last_answer, branch.last_answer) == ("a<obs>b<obs>c", "d")
+    chat = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "c"}]
+    assert replace(trunk, messages=chat).last_answer == "c"
+    greedy = Baseline.of(Rollout(2, "ok", 1.0, [replace(trunk, messages=chat)]))
+    assert (greedy.response, greedy.num_turns, greedy.num_response_tokens) == ("c", 3, 5)
 
 
 def test_an_unknown_cause_and_a_wrong_number_are_refused() -> None:

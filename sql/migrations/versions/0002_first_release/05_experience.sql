@@ -28,9 +28,8 @@ CREATE TRIGGER experience_facts
         num_response_tokens, num_trained_tokens, num_turns, fork, finish_reason, segment_id, segment_row, created_at
     ON rft.experience FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
-COMMENT ON COLUMN rft.group_baseline.response IS 'The response of its last sequence, as text, without the special tokens that begin, end or fill a text.';
-COMMENT ON COLUMN rft.group_baseline.messages IS 'The chat of its last sequence, with the answers.';
-COMMENT ON COLUMN rft.group_baseline.finish_reason IS 'stop, length or abort, of the last answer.';
+COMMENT ON COLUMN rft.evaluation_answer.response IS 'The model''s answer, of several the last one.';
+COMMENT ON COLUMN rft.evaluation_answer.num_response_tokens IS 'Number of tokens of all answers of the rollout''s last experience.';
 
 -- A rollout counts with the mean success of its sequences; a reward that one of them gains or loses is that share of a trial. Responses that a
 -- stage wrote are no evidence about the policy. Rows are found by their keys, whatever the tables contained when this was planned.
