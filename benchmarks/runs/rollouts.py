@@ -134,6 +134,8 @@ def _run(program: str, folder: Path, work: dict[str, Any], failures: list[str]) 
     log = folder / f"{program}-{work['max_num_seqs']}.log"
     variables = {
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        # A core that vLLM forks, as by default, has answered nothing on a GPU machine.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
     try:
