@@ -29,7 +29,9 @@ def read_yaml(text: str, origin: str) -> Any:
         [
             ConfigError(
                 f"{origin}: the key {key!r} is written twice in one section, in the lines {', '.join(map(str, lines))}",
-                todo="remove or rename one of them",
+                todo="remove one of them, or merge both by one list: <<: [*one, *other]"
+                if key == "<<"
+                else "remove or rename one of them",
             )
             for key, lines in loader.repeated
         ]
@@ -49,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if isinstance(key, yaml.ScalarNode):
                 lines[key.tag, key.value].append(key.start_mark.line + 1)
         self.repeated += [(key, found) for (_, key), found in lines.items() if len(found) > 1]
         return node

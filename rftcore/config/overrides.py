@@ -43,7 +43,8 @@ def overrides_by_stage(overrides: list[str], names: list[str]) -> dict[str, list
     for override in overrides:
         if override.startswith(_ONE_STAGE):
             rest = override.removeprefix(_ONE_STAGE)
-            name = next((each for each in names if rest.startswith(f"{each}.")), None)
+            # The longest name, because a stage `a.b` may stand beside a stage `a`.
+            name = max((each for each in names if rest.startswith(f"{each}.")), key=len, default=None)
             if name is None:
                 raise ConfigError(
                     f"the override {override!r} names no stage of the file",

@@ -45,6 +45,14 @@ def test_an_override_of_one_stage_leaves_the_others(file: Path) -> None:
     assert (first.trainer.learning_rate, second.trainer.learning_rate) == (0.5, 1.0)
 
 
+@pytest.mark.parametrize("names", [("first", "first.long"), ("first.long", "first")])
+def test_an_override_goes_to_the_stage_with_the_longest_name(tmp_path: Path, names: tuple[str, str]) -> None:
+    file = tmp_path / "dotted.yaml"
+    file.write_text(f"{WHOLE}stages: [{{name: {names[0]}}}, {{name: {names[1]}}}]\n")
+    stages = load_stages(file, ["stages.first.long.steps=3", "stages.first.steps=5"])
+    assert {stage.run.name: stage.steps for stage in stages} == {"chain-first": 5, "chain-first.long": 3}
+
+
 def test_an_overridden_name_stays_the_beginning_of_each_stage_s_name(file: Path) -> None:
     assert [stage.run.name for stage in load_stages(file, ["run.name=other"])] == ["other-first", "other-second"]
 
@@ -83,6 +91,15 @@ def test_a_merged_mapping_may_be_overridden(tmp_path: Path) -> None:
     two = "[&sums {name: sums, source: sums.jsonl}, {<<: *sums, name: more}, {<<: *sums, name: most}]"
     file.write_text(WHOLE.replace("[{name: sums, source: sums.jsonl}]", two))
     assert [taskset.name for taskset in load_config(file).tasks] == ["sums", "more", "most"]
+
+
+def test_a_merge_written_twice_is_refused_and_a_list_of_merges_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text(WHOLE.replace("{batch_groups: 2}", "\n  <<: {batch_groups: 2}\n  <<: {learning_rate: 0.5}"))
+    with pytest.raises(ConfigError, match=r"the key '<<' is written twice in one section, in the lines 8, 9.*one list"):
+        load_config(file)
+    file.write_text(WHOLE.replace("{batch_groups: 2}", "{<<: [{batch_groups: 2}, {learning_rate: 0.5}]}"))
+    assert load_config(file).trainer.learning_rate == 0.5
 
 
 def test_an_override_that_repeats_a_key_is_refused(file: Path) -> None:
