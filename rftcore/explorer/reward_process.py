@@ -8,7 +8,9 @@ The child starts a timer of faulthandler before each call. The timer does not ne
 stack and ends the process. The parent reads the stack, reports it, and starts another process for the next call.
 
 Several calls travel in one message, and each answer in its own: the parent reads all that have come at once, and knows which call ended
-the process. A thread that waits for the interpreter's lock once for each answer would wait longer than a quick function takes.
+the process. A thread that waits for the interpreter's lock once for each answer would wait longer than a quick function takes. The child
+takes a token from a pipe before each call. If a call takes long, the parent takes the tokens of those behind it, so that another process
+can have them, and leaves one token that ends the message.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import inspect
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import struct
@@ -29,7 +32,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
@@ -42,8 +45,11 @@ from rftdata.user_code import held_lock_timer
 
 _START_S = 120.0
 _GRACE_S = 5.0
+_WITHDRAW_S = 0.3
 _LENGTH = struct.Struct("!Q")
 _READ_BYTES = 1 << 18
+_CALL, _END = b"c", b"e"  # tokens
+_MOST_TOKENS = 1024
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
@@ -76,6 +82,17 @@ class Answer(NamedTuple):
     seconds: float
 
 
+class Answers(NamedTuple):
+    """Answers to the next calls of a message.
+
+    Attributes:
+        num_withdrawn: calls at the end of the message that were not begun, and get no answer.
+    """
+
+    answers: list[Answer]
+    num_withdrawn: int = 0
+
+
 class RewardProcess:
     """The parent's side, for one thread at a time. The thread that creates it must live as long as the process.
 
@@ -87,9 +104,11 @@ class RewardProcess:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self._messages = _Messages(ours)
         self._stacks = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
-        fds = (theirs.fileno(), self._stacks.fileno())
+        self._tokens, self._give = os.pipe()
+        os.set_blocking(self._tokens, False)
+        self._num_asked = 0
+        fds = (theirs.fileno(), self._stacks.fileno(), self._tokens)
         path = os.pathsep.join(folder for folder in sys.path if folder)
         # -P: a file in the current folder must not replace a module of the same name. A separate session, so that processes started by
         # a function end with it.
@@ -101,6 +120,9 @@ class RewardProcess:
             env={**os.environ, "PYTHONPATH": path},
         )
         theirs.close()
+        # A process that a function started may keep the socket open.
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._messages = _Messages(ours, self._pidfd)
 
     def load(self, names: list[str], base_dir: Path) -> None:
         """Load the functions; called once, before the first call.
@@ -115,6 +137,7 @@ class RewardProcess:
         """
         self._send((os.getpid(), names, base_dir))
         [answer] = self._read(_START_S, "loading the reward functions", f"{_START_S:g} s", most=1)
+        self._num_asked = 1
         if isinstance(answer.value, Exception):
             raise answer.value
 
@@ -122,24 +145,31 @@ class RewardProcess:
         """Return whether the process has not ended since the last call."""
         return not await_exit(self._process, 0.0)
 
-    def call(self, questions: Sequence[Question], timeout_s: float, limit: str) -> Iterator[list[Answer]]:
+    def call(self, questions: Sequence[Question], timeout_s: float, limit: str) -> Iterator[Answers]:
         """Yield the answers to questions, in their order, as they come. Errors are answers.
 
-        After a call that took too long or ended the process, with a FunctionFailedError as its answer, the questions behind it have
-        none, no function has been called for them, and this object is unusable.
+        If a call takes longer than a moment, those behind it are withdrawn. After one that took too long or ended the process, with a
+        FunctionFailedError as its answer, those behind it are withdrawn, too, and this object is unusable.
 
         Args:
             timeout_s: of each call.
             limit: the setting with that value, for messages.
         """
-        self._send((timeout_s, questions))
-        num_answered = 0
-        while num_answered < len(questions) and self.usable:
+        os.write(self._give, _CALL * len(questions))
+        self._send((self._num_asked, timeout_s, questions))
+        num_answered, num_asked = 0, len(questions)
+        while num_answered < num_asked:
+            if num_asked - num_answered > 1 and not self._messages.wait(_WITHDRAW_S) and (num := self._withdraw()):
+                num_asked -= num
+                yield Answers([], num)
             name, task_key, _ = questions[num_answered]
             what = f"the reward {name!r} on task {task_key!r}"
-            answers = self._read(timeout_s + _GRACE_S, what, limit, most=len(questions) - num_answered)
+            answers = self._read(timeout_s + _GRACE_S, what, limit, most=num_asked - num_answered)
             num_answered += len(answers)
-            yield answers
+            self._num_asked += len(answers)
+            yield Answers(answers, 0 if self.usable else num_asked - num_answered)
+            if not self.usable:
+                return
 
     def kill(self) -> None:
         """End the process; a call in flight fails in the thread that waits for it."""
@@ -152,6 +182,17 @@ class RewardProcess:
         self.kill()
         self._process.wait()
         self._stacks.close()
+        for file in (self._tokens, self._give, self._pidfd):
+            os.close(file)
+
+    def _withdraw(self) -> int:
+        """Take back the calls that have not begun; return their number."""
+        try:
+            num = len(os.read(self._tokens, _MOST_TOKENS))
+        except BlockingIOError:
+            return 0
+        os.write(self._give, _END)
+        return num
 
     def _send(self, question: object) -> None:
         try:
@@ -162,7 +203,10 @@ class RewardProcess:
     def _read(self, patience_s: float, what: str, limit: str, *, most: int) -> list[Answer]:
         """Return the next answers, at least one; if the process does not answer, its failure."""
         try:
-            return [Answer(*answer) for answer in self._messages.receive(patience_s, most)]
+            return [
+                self._answer(data, number, what)
+                for number, data in enumerate(self._messages.receive(patience_s, most), self._num_asked)
+            ]
         except TimeoutError:
             outcome = "silent"
         except (EOFError, OSError):
@@ -170,7 +214,22 @@ class RewardProcess:
         if self.is_alive() and outcome == "ended":
             await_exit(self._process, _GRACE_S)  # its exit code is more informative than our signal
         self.kill()
-        return [Answer(self._failure(what, limit, self._process.wait(), outcome), 0.0)]
+        return [Answer(self._failure(what, limit, self._process.wait(), outcome), patience_s)]
+
+    @staticmethod
+    def _answer(data: bytes, number: int, what: str) -> Answer:
+        """Return an answer.
+
+        Raises:
+            EOFError: it belongs to another call.
+        """
+        try:
+            found, value, seconds = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001 - an error of the user's may have parts that exist in its process only
+            return Answer(FunctionFailedError(f"what {what} raised cannot be read here: {describe(error)}", ""), 0.0)
+        if found != number:
+            raise EOFError
+        return Answer(value, seconds)
 
     def _failure(self, what: str, limit: str, code: int, outcome: str) -> FunctionFailedError:
         """Describe why the process ended: its timer ended it and wrote the stack, or a signal ended it."""
@@ -195,30 +254,44 @@ def _frames_of(dumped: str) -> traceback.StackSummary:
 
 
 class _Messages:
-    """Pickled messages over a socket, for one thread at a time."""
+    """Pickled messages over a socket, for one thread at a time.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        pidfd: of the process on the other side, if its end ends the messages.
+    """
+
+    def __init__(self, connection: socket.socket, pidfd: int | None = None) -> None:
         self._socket = connection
         self._read = bytearray()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        if pidfd is not None:
+            self._poll.register(pidfd, select.POLLIN)
 
     def send(self, message: object) -> None:
         data = pickle.dumps(message)
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
-    def receive(self, patience_s: float | None, most: int) -> list[Any]:
-        """Return the messages that have come, at least one and at most so many.
+    def wait(self, patience_s: float | None) -> bool:
+        """Wait for a message, or for the end of the other side; return whether there is one of them."""
+        return bool(self._read) or bool(self._poll.poll(None if patience_s is None else 1000 * patience_s))
+
+    def receive(self, patience_s: float | None, most: int) -> list[bytes]:
+        """Return the pickled messages that have come, at least one and at most so many.
 
         Raises:
             TimeoutError: none has come.
             EOFError: the other side has closed.
         """
-        self._socket.settimeout(patience_s)
-        found: list[Any] = []
+        found: list[bytes] = []
         while not found:
             while len(found) < most and (data := self._take()) is not None:
-                found.append(pickle.loads(data))
+                found.append(data)
             if not found:
-                read = self._socket.recv(_READ_BYTES)
+                ready = self._poll.poll(None if patience_s is None else 1000 * patience_s)
+                if not ready:
+                    raise TimeoutError
+                read = self._socket.recv(_READ_BYTES) if self._socket.fileno() in dict(ready) else b""
                 if not read:
                     raise EOFError
                 self._read += read
@@ -239,50 +312,81 @@ class _Messages:
         self._socket.close()
 
 
-def main(socket_fd: int, stacks_fd: int) -> None:
+def main(socket_fd: int, stacks_fd: int, tokens_fd: int) -> None:
     """Run the child: answer calls until the parent closes the connection."""
     messages = _Messages(socket.socket(fileno=socket_fd))
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
-        [(parent, names, base_dir)] = messages.receive(None, 1)
+        parent, names, base_dir = pickle.loads(messages.receive(None, 1)[0])
         end_with_parent(parent)
         functions = _load(messages, names, base_dir)
         held_lock_timer.hand_over()  # from here on the timer is that of the calls
         while True:
             try:
-                [(timeout_s, questions)] = messages.receive(None, 1)
+                number, timeout_s, questions = pickle.loads(messages.receive(None, 1)[0])
             except (EOFError, ConnectionResetError):
                 return
-            for question in questions:
+            for place, question in enumerate(questions):
+                if _token(tokens_fd) != _CALL:
+                    break
                 started = time.monotonic()
                 value = _answer(functions[question.name], question, timeout_s, stacks)
-                messages.send((value, time.monotonic() - started))
+                messages.send((number + place, value, time.monotonic() - started))
+
+
+def _token(tokens_fd: int) -> bytes:
+    """Wait for the next token, and take it; empty if the parent has closed. The parent does not block when it takes tokens, and the pipe is the same."""
+    while True:
+        try:
+            return os.read(tokens_fd, 1)
+        except BlockingIOError:
+            select.select([tokens_fd], [], [])
 
 
 def _load(messages: _Messages, names: list[str], base_dir: Path) -> dict[str, Reward]:
     try:
         functions = load_rewards(names, base_dir)
     except RftError as error:
-        messages.send((error, 0.0))
+        messages.send((0, error, 0.0))
         raise SystemExit(1) from error
-    messages.send((0.0, 0.0))
+    messages.send((0, 0.0, 0.0))
     return functions
 
 
 def _answer(function: Reward, question: Question, timeout_s: float, stacks: IO[bytes]) -> CheckedValue | Exception:
+    process = os.getpid()
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
+    found: CheckedValue | BaseException
     try:
         turn, task = pickle.loads(question.arguments)
         value = function(turn, task)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return checked_value(question.name, value, task)
-    except RftError as error:
-        return error if error.can_be_sent() else FunctionFailedError(describe(error), user_stack(error))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
-        return FunctionFailedError(describe(error), user_stack(error))
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+        found = checked_value(question.name, value, task)
+    except BaseException as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
+        found = error
+    if os.getpid() != process:
+        _end_fork(found)
+    faulthandler.cancel_dump_traceback_later()
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0.0)  # a limit of the function's own must not reach the next call
+    if not isinstance(found, BaseException):
+        return found
+    if isinstance(found, RftError) and found.can_be_sent():
+        return found
+    return FunctionFailedError(describe(found), user_stack(found))
+
+
+def _end_fork(found: CheckedValue | BaseException) -> NoReturn:
+    """End a process that a function has forked, and that has left the function: as a program would, without an answer."""
+    code: object = 0
+    if isinstance(found, SystemExit):
+        code = found.code
+    elif isinstance(found, BaseException):
+        traceback.print_exception(found)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -290,4 +394,4 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -161,18 +161,28 @@ class RewardProcesses:
         return calls
 
     def _serve(self, process: RewardProcess, calls: list[_Call]) -> None:
-        """Answer calls. Those behind one that ended the process wait for another process."""
+        """Answer calls. Those behind a slow one, or one that ended the process, wait for another process."""
         left = deque(calls)
-        for answers in process.call([call.question for call in calls], self._timeout_s, self._limit):
-            answered = [(left.popleft(), answer) for answer in answers]
-            for call, answer in answered:
-                self._record(call.question.name, answer.seconds)
-            _deliver(answered)
+        try:
+            for answers, num_withdrawn in process.call([call.question for call in calls], self._timeout_s, self._limit):
+                answered = [(left.popleft(), answer) for answer in answers]
+                for call, answer in answered:
+                    self._record(call.question.name, answer.seconds)
+                _deliver(answered)
+                self._take_back([left.pop() for _ in range(num_withdrawn)])
+        except Exception as error:  # noqa: BLE001 - a call without an answer would wait forever
+            process.kill()
+            _deliver([(left.popleft(), Answer(error, 0.0))])
+            self._take_back(list(reversed(left)))
+
+    def _take_back(self, calls: list[_Call]) -> None:
+        """Let calls, the last first, wait for another process."""
         with self._changed:
             if self._closed:
-                _deliver([(call, Answer(_stopping(), 0.0)) for call in left])
+                _deliver([(call, Answer(_stopping(), 0.0)) for call in calls])
             else:
-                self._waiting.extendleft(reversed(left))
+                self._waiting.extendleft(calls)
+                self._changed.notify(len(calls))
 
     def _record(self, name: str, seconds: float) -> None:
         known = self._seconds.get(name, seconds)

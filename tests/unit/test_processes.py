@@ -78,7 +78,7 @@ scorer = RewardProcess()
 scorer.load(["./ends.py:score"], Path.cwd())
 child = scorer._process
 questions = [Question.of("./ends.py:score", Turn([], "2", "stop", None), Task(1, "a", "b", "", None))]
-[[answer]] = scorer.call(questions, 60.0, "60 s")
+[([answer], _)] = scorer.call(questions, 60.0, "60 s")
 assert isinstance(answer.value, FunctionFailedError) and "exit code 3" in str(answer.value), answer.value
 """
 

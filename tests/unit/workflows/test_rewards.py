@@ -226,3 +226,110 @@ def test_processes_end_with_the_scorer_even_when_they_hang(make: Make, tmp_path:
     thread.join(timeout=PATIENCE_S)
     assert not thread.is_alive()
     assert not process_lives(int(pid.read_text()))
+
+
+def test_a_call_that_hangs_delays_no_other(make: Make, tmp_path: Path) -> None:
+    """Quick calls go to a process several at a time; those behind one that hangs go to another process."""
+    a = (
+        "import time\n"
+        "def score(turn, task):\n"
+        "    if task.task_key == 'slow' and task.metadata['hangs']:\n        time.sleep(1000)\n"
+        "    return float(task.task_id)\n"
+    )
+    scorer = make(["./a.py:score"], max_processes=2, a=a)
+    hangs = [number == 40 for number in range(100)]
+
+    async def score() -> None:
+        await asyncio.gather(
+            *(scorer(TURN, Task(n, "sums", "quick", "", None)) for n in range(100))
+        )  # it is known to be quick
+        tasks = [Task(n, "sums", "slow", "", None, {"hangs": hang}) for n, hang in enumerate(hangs)]
+        running = [asyncio.create_task(scorer(TURN, task)) for task in tasks]
+        others = [call for call, hang in zip(running, hangs, strict=True) if not hang]
+        assert [score.reward for score in await asyncio.gather(*others)] == [float(n) for n in range(100) if n != 40]
+        assert not running[40].done()
+        running[40].cancel()
+
+    asyncio.run(score())
+
+
+def test_an_error_that_exists_in_its_process_only_is_that_of_its_call(make: Make) -> None:
+    a = (
+        "from rftdata.errors import RftError\n"
+        "def score(turn, task):\n"
+        "    if task.task_id == 3:\n"
+        "        global Own\n        Own = type('Own', (), {'__module__': __name__})\n        raise RftError('mine', value=Own())\n"
+        "    return float(task.task_id)\n"
+    )
+    scorer = make(["./a.py:score"], max_processes=1, a=a)
+
+    async def score() -> list[Score | BaseException]:
+        calls = (scorer(TURN, Task(n, "sums", str(n), "", None)) for n in range(8))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = asyncio.run(score())
+    error = found.pop(3)
+    assert isinstance(error, FunctionFailedError) and "cannot be read here" in error.text
+    assert [score.reward for score in found if isinstance(score, Score)] == [0.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "1 / 0", "return 7.0"])
+def test_a_fork_that_leaves_its_function_ends_and_answers_nothing(ends: str, make: Make) -> None:
+    a = (
+        "import faulthandler, os, sys\n"
+        "def score(turn, task):\n"
+        "    faulthandler.cancel_dump_traceback_later()\n"
+        "    child = os.fork()\n"
+        f"    if not child:\n        {ends}\n"
+        "    os.waitpid(child, 0)\n"
+        "    return float(task.task_id)\n"
+    )
+    scorer = make(["./a.py:score"], a=a)
+
+    async def score() -> list[float]:
+        calls = [scorer(TURN, Task(n, "sums", str(n), "", None)) for n in range(4)]
+        return [score.reward for score in await asyncio.gather(*calls)]
+
+    assert asyncio.run(score()) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_time_limit_that_a_function_leaves_behind_reaches_no_other_call(make: Make) -> None:
+    a = (
+        "import signal, time\n"
+        "def late(*_):\n    raise TimeoutError('left behind')\n"
+        "def score(turn, task):\n"
+        "    if task.task_id == 0:\n"
+        "        signal.signal(signal.SIGALRM, late)\n        signal.setitimer(signal.ITIMER_REAL, 0.2)\n        raise ValueError('first')\n"
+        "    time.sleep(0.4)\n"
+        "    return 1.0\n"
+    )
+    scorer = make(["./a.py:score"], max_processes=1, a=a)
+    with pytest.raises(FunctionFailedError, match="first"):
+        asyncio.run(scorer(TURN, Task(0, "sums", "0", "", None)))
+    assert asyncio.run(scorer(TURN, Task(1, "sums", "1", "", None))).reward == 1.0
+
+
+def test_a_process_that_a_function_started_with_the_socket_open_does_not_delay_the_end(
+    make: Make, tmp_path: Path
+) -> None:
+    a = (
+        "import os, time\n"
+        "def score(turn, task):\n"
+        "    if not os.fork():\n        os.setsid()\n        time.sleep(1000)\n"
+        f"    open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "    time.sleep(1000)\n"
+    )
+    scorer = make(["./a.py:score"], a=a)
+
+    def call() -> None:
+        with pytest.raises(FunctionFailedError):
+            scored(scorer)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until((tmp_path / "ready").exists, "the call")
+    closing = threading.Thread(target=scorer.close)
+    closing.start()
+    closing.join(timeout=20.0)
+    assert not closing.is_alive(), "it waits for the limit of the call"
+    thread.join(timeout=PATIENCE_S)
