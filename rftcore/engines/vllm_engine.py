@@ -286,7 +286,7 @@ class VllmEngine(DrivenEngine):
 
     def _weights_changed(self) -> None:
         self._num_changes += 1
-        # An engine that has slept has no cache, and none yet if it took weights before its turn.
+        # An engine that has slept has no cache, and none yet if it took weights before it had the device.
         if self.config.kv_cache == "recompute" and not self._sleeping:
             self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
 

@@ -1,6 +1,6 @@
 """The number of threads per process, and OpenMP's behaviour while it waits.
 
-On a small machine, explorer and trainer take turns: while one works the other sleeps (passive waiting), so each may use all
+On a small machine, explorer and trainer alternate: while one works the other sleeps (passive waiting), so each may use all
 cores. If there are more cores, they are divided. `OMP_NUM_THREADS`, which batch systems set, decides for both.
 """
 
@@ -33,7 +33,7 @@ def divide_threads(cores: int | None = None) -> Threads:
     if configured.isdecimal() and int(configured):
         return Threads(cores, int(configured), int(configured), "OMP_NUM_THREADS")
     if cores < _CORES_TO_SHARE:
-        return Threads(cores, cores, cores, "they take turns; the waiting one sleeps")
+        return Threads(cores, cores, cores, "they alternate; the waiting one sleeps")
     half = cores // 2
     return Threads(cores, half, cores - half, "they work at the same time")
 

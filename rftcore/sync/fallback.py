@@ -106,19 +106,19 @@ class LivePublisher:
         return version
 
     def serve_missed(
-        self, version: int, turn: Callable[[], AbstractContextManager[bool]] = lambda: nullcontext(True)
+        self, version: int, device: Callable[[], AbstractContextManager[bool]] = lambda: nullcontext(True)
     ) -> None:
         """Send the last version again to explorers that have missed it and ask for it now; write it as a file if they do not take it so either.
 
         Args:
             version: its policy_version_id.
-            turn: context in which the weights may be read; nothing is served if it yields False. It is entered only if an explorer
+            device: context in which the weights may be read; nothing is served if it yields False. It is entered only if an explorer
                 has missed the version.
         """
         if not self._is_missed(version):
             return
-        with turn() as has_turn:
-            while has_turn and self._is_missed(version):
+        with device() as has_device:
+            while has_device and self._is_missed(version):
                 late = self._offers.late_receivers(version)
                 if not late or self._num_repeats == _TRIES or not self._may_send(self._offers.ready_receivers()):
                     logger.info("an explorer missed policy version %d, which is written as a file for it", version)

@@ -136,7 +136,7 @@ class ActorOptions:
         self._nodes = [node["NodeID"] for node in _nodes(ray.get_runtime_context().get_node_id())]
 
     def of_role(self, role: str) -> dict[str, Any]:
-        """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles take turns.
+        """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles alternate.
 
         A role without GPUs reserves a byte, because Ray places an actor that reserves nothing on any node, whatever its soft affinity.
         """

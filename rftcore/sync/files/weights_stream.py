@@ -230,7 +230,7 @@ def _write(file: int, places: Layout, names: Collection[str], part: Part, rows: 
             raise ModelError(
                 f"the weight {name} is not that of the file's layout", value=tuple(rows.shape), allowed=str(slot)
             )
-        # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
+        # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine uses the device.
         if slot.dtype not in copies:
             copies[slot.dtype] = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
         values = copies[slot.dtype]
