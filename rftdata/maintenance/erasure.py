@@ -3,6 +3,11 @@
 Arrays are overwritten later than they are purged, because a reader that looked a segment up before may still map them. All readers look
 addresses up again after `segments.ADDRESS_MAX_AGE_S`, and `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten
 first.
+
+Ranges that no row names are overwritten too, since they may hold purged arrays: of writes that were not committed, and of segments that were
+moved or archived. Below the committed size of a file they are retired like purged ones. Nothing is committed to them any more, as a writer
+commits one batch after the other. Beyond it they may be a writer's that is about to commit, and compaction overwrites them when the file
+is closed.
 """
 
 from __future__ import annotations
@@ -79,6 +84,7 @@ def erase(buffer: Buffer, *, now: bool = False) -> ErasureResult:
             f"other sessions use the buffer and may be reading the purged arrays: {', '.join(others)}",
             todo=f"wait until they have finished, or omit --now: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
         )
+    database.run("retire_unnamed_ranges", uris=[file.uri for file in buffer.segments.files() if file.is_ours])
     due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
     failed: RftError | None = None
     for row in due:

@@ -122,7 +122,7 @@ class Compactor:
         database, store: the buffer's.
         grace_s: time without writes after which a file's writer is assumed to be gone, and time for which a retired file stays.
         min_files: small files are merged when there are at least this many.
-        alone: no other process has the buffer open, so there are no readers to wait for.
+        alone: no other process has the buffer open, so there are no readers and writers to wait for.
         on_step: called with the name of each step before it.
     """
 
@@ -209,7 +209,8 @@ class Compactor:
         file = stored.get(row["uri"])
         if file is None or not file.is_ours or row["retired_s"] is not None:
             return False
-        return row["closed"] or (file.age_s >= self._grace_s and not self._store.is_written(row["uri"]))
+        # Closing a file makes a commit to it fail, so a writer that lost its session and comes back continues in a new one.
+        return row["closed"] or self._alone or (file.age_s >= self._grace_s and not self._store.is_written(row["uri"]))
 
     def _to_merge(self, recorded: dict[str, Row], stored: dict[str, StoredFile]) -> list[str]:
         idle = [row for row in recorded.values() if self._is_idle(row, stored)]
@@ -280,7 +281,7 @@ class Compactor:
         old = [
             f.uri
             for f in stored.values()
-            if f.is_ours and f.age_s >= self._grace_s and not self._store.is_written(f.uri)
+            if f.is_ours and f.age_s >= self._grace_s and (self._alone or not self._store.is_written(f.uri))
         ]
         unknown = self._database.fetch("unknown_files", uris=old) if old else []
         if not unknown:

@@ -8,6 +8,7 @@ as long.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -41,6 +42,7 @@ class BatchStore:
 
     def __init__(self, database: Database, segments: SegmentStore, run_id: int) -> None:
         self._database = database
+        self._segments = segments
         self._run_id = run_id
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="writer-arrays")
         self.appender = segments.appender()
@@ -87,9 +89,20 @@ class BatchStore:
                     if no_arrays or is_last:
                         raise
                     time.sleep(_RETRY_AFTER_S)
+        except Exception:
+            if arrays is not None and not batch.is_undecided:
+                self._erase(arrays)
+            raise
         finally:
             if arrays is not None:
                 wait([arrays])  # whatever happened to the rows, because the next batch appends after this one
+
+    def _erase(self, arrays: Future[Appended]) -> None:
+        """Overwrite arrays that no row will name: they may be of a task that was purged, and a purge does not know them."""
+        # If the arrays were not written, there is nothing to erase. If they cannot be overwritten, the next erasure does it.
+        with contextlib.suppress(RftError, OSError):
+            appended = arrays.result()
+            self._segments.erase(appended.uri, appended.offset_bytes, appended.length_bytes)
 
     def try_commit(self, batch: WriteBatch, arrays: Future[Appended] | None) -> None:
         """Write a batch in one transaction, and record in it whether the outcome is known."""

@@ -88,6 +88,23 @@ UPDATE rft.purge SET finished_at = clock_timestamp()
 WHERE finished_at IS NULL AND (kind, selection, reason, author, tasks_too, session_user_name)
     = (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s, session_user::text);
 
+-- name: retire_unnamed_ranges
+-- Retire the ranges of files, within their committed sizes, that neither a segment nor a retired range names: of writes that were not committed,
+-- and of segments that have moved. They belong to the newest purge; without one there is nothing to overwrite.
+WITH named AS (
+    SELECT uri, range_agg(int8range(offset_bytes, offset_bytes + length_bytes)) AS ranges
+    FROM (SELECT f.uri, s.offset_bytes, s.length_bytes FROM rft.segment s JOIN rft.segment_file f USING (file_id)
+          UNION ALL
+          SELECT uri, offset_bytes, length_bytes FROM rft.retired_range) known
+    GROUP BY uri)
+INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes)
+SELECT p.purge_id, f.uri, lower(unnamed), upper(unnamed) - lower(unnamed)
+FROM (SELECT max(purge_id) AS purge_id FROM rft.purge) p
+CROSS JOIN rft.segment_file f
+LEFT JOIN named n ON n.uri = f.uri
+CROSS JOIN LATERAL unnest(int8multirange(int8range(0, f.size_bytes)) - coalesce(n.ranges, '{}')) unnamed
+WHERE p.purge_id IS NOT NULL AND f.uri = ANY (%(uris)s) AND f.retired_at IS NULL;
+
 -- name: ranges_to_erase (read)
 -- Retired byte ranges that may be overwritten; never a range that a segment refers to, whatever a restored backup contains.
 SELECT retired_range_id, uri, offset_bytes, length_bytes FROM rft.retired_range
