@@ -168,7 +168,7 @@ def _replay(config: RunConfig, run: str | None, version: str | None, workers: in
     for stage, number in sorted(done.failed_scores.items()):
         warn(f"{stage} has no score for {number} experiences, because its calls failed; see rft.score.error")
     if done.num_purged:
-        warn(f"groups that were purged meanwhile, of which nothing was stored: {done.num_purged}")
+        warn(f"nothing was stored of groups that were purged meanwhile: {done.num_purged}")
     if done.num_not_made:
         warn(f"a replay creates nothing: {done.num_not_made} tasks or groups of stages were left out")
     print(f"compare with `rft pipeline diff {of_run.pipeline_version} {done.version} --run {of_run.name}`")

@@ -19,8 +19,8 @@ from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
 from rftcore.launch.automatic_resume import report_run
+from rftcore.launch.conclusion import conclude, record_failure
 from rftcore.launch.database_restarts import DatabaseRestarts
-from rftcore.launch.exits import RoleExitError
 from rftcore.launch.launcher import Launcher, reachable
 from rftcore.launch.preparation import (
     Beginning,
@@ -31,7 +31,7 @@ from rftcore.launch.preparation import (
     prepare_run,
 )
 from rftcore.launch.restarts import Restarts
-from rftcore.launch.roles import Roles, failure
+from rftcore.launch.roles import Roles
 from rftcore.launch.signals import StartInterrupted, StopSignals
 from rftcore.launch.start_phases import StartPhases
 from rftcore.launch.terminal.open_reviews import OpenReviews
@@ -52,8 +52,6 @@ from rftdata.errors import (
     DiskFullError,
     FencedError,
     RftError,
-    RoleFailedError,
-    RolloutsFailedError,
 )
 from rftdata.maintenance import retention
 from rftdata.reports.progress import Progress, steps_to_repeat
@@ -202,7 +200,7 @@ def _work(
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             launcher.stop()
-    return _conclude(buffer, run, view, signals, time.monotonic() - started)
+    return conclude(buffer, run, view, signals, time.monotonic() - started)
 
 
 def apply_retention(rules: RetentionConfig | None, buffer: Buffer, run: Run, view: View) -> None:
@@ -309,7 +307,7 @@ def _supervise(
                 roles.kill("did not stop yet" if signals.urgent else f"did not stop within {grace_s:.0f} s")
             show()
     if roles.failed:
-        _fail(buffer, run, roles.failed, view)
+        record_failure(buffer, run, roles.failed, view)
 
 
 def _report_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> None:
@@ -357,45 +355,3 @@ class _Display:
             self._view.message("the database does not answer")
         now = time.monotonic()
         self._next = now + (now - started) / _DISPLAY_SHARE
-
-
-def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View) -> None:
-    """Record why the run failed, and raise the error; only warn if the run had already finished."""
-    name, error = next(iter(failed.items()))
-    why = failure(error).rstrip(".")
-    with contextlib.suppress(
-        BufferUnavailableError
-    ):  # its status stays `running`, and a resume finds that no process holds it
-        ended = run.end("failed", f"the {name} {why}")
-        # If no rollout succeeded, a trainer that meanwhile skipped all its steps has finished nothing.
-        if not ended and not isinstance(error, RolloutsFailedError):
-            view.message(f"warning: the run had finished when the {name} failed: it {why}; its results are complete")
-            return
-    if isinstance(error, RolloutsFailedError) and error.stack:
-        view.message(error.stack)
-    fix = "" if isinstance(error, RoleExitError | RolloutsFailedError) else "correct the cause if you can, then "
-    raise RoleFailedError(
-        f"the {name} of the run {run.name!r} {why}",
-        todo=f"{fix}continue from the last checkpoint: {resume_command(buffer.location, run)}",
-    ) from error
-
-
-def _conclude(buffer: Buffer, run: Run, view: View, signals: StopSignals, seconds: float) -> int:
-    try:
-        state = run.refreshed()
-        if state.status != "finished":
-            outcome = signals.reason if signals.stop else "its roles ended without finishing"
-            run.end("interrupted", outcome)
-            view.message(f"{outcome}; continue with: {resume_command(buffer.location, run)}")
-            return signals.exit_code if signals.stop else 1
-    except BufferUnavailableError:
-        if not signals.stop:
-            raise
-        # The signal stopped the database too; a resume finds that no process holds the run.
-        view.message(
-            f"{signals.reason}, and so was the database; continue with: {resume_command(buffer.location, run)}"
-        )
-        return signals.exit_code
-    view.message(f"finished in {seconds / 60:.1f} minutes: {state.outcome}")
-    show_results(buffer, run, view)
-    return 0

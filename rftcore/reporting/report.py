@@ -181,22 +181,22 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         best_step=best,
         best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
-        gains=[
-            gain
-            for key, curve in curves.items()
-            if alone[key] is None and (gain := _gain(results, curve, best, steps.before_fork))
-        ],
+        gains=_gains(results, [curves[key] for key, why in alone.items() if why is None], best, steps.before_fork),
         not_compared=[f"{evaluation_title(*key[:2])}, {key[2]}: {why}" for key, why in alone.items() if why],
         train_curve=results.train_curve(),
         metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in curves.values()],
-        unscored=[
-            f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
-            for e in evaluations
-            if e.error
-        ],
+        unscored=_unscored(evaluations),
         warnings=_warnings(steps),
     )
+
+
+def _unscored(evaluations: Sequence[EvaluationResult]) -> list[str]:
+    return [
+        f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
+        for e in evaluations
+        if e.error
+    ]
 
 
 def _warnings(steps: StepTotals) -> list[str]:
@@ -254,8 +254,12 @@ def _why_alone(curve: Sequence[EvaluationResult], best: int | None, before_fork:
     return None
 
 
-def _gain(results: RunResults, curve: Sequence[EvaluationResult], best: int | None, before_fork: int) -> Gain | None:
-    return _paired(results, curve[0], _after(curve, best, before_fork))
+def _gains(
+    results: RunResults, curves: Sequence[Sequence[EvaluationResult]], best: int | None, before_fork: int
+) -> list[Gain]:
+    """Return the gains from the first evaluation of each curve to that of the best step, without those that share no question."""
+    gains = (_paired(results, curve[0], _after(curve, best, before_fork)) for curve in curves)
+    return [gain for gain in gains if gain is not None]
 
 
 def _paired(results: RunResults, before: EvaluationResult, after: EvaluationResult) -> Gain | None:

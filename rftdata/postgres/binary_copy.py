@@ -144,16 +144,10 @@ class ExperienceKeys(NamedTuple):
     turn_index: int
 
 
-def experience_row(
-    keys: ExperienceKeys, source: str, s: Sequence, parent_id: int | None, texts: tuple[bytes, bytes]
-) -> bytes:
-    """Encode a row of rft.experience with the fields of `EXPERIENCE_COLUMNS`.
-
-    Args:
-        texts: the fields `prompt_digest` and `response_messages`.
-    """
+def _fixed_fields(keys: ExperienceKeys, s: Sequence) -> bytes:
+    """Encode the number of fields and the first fields of `EXPERIENCE_COLUMNS`, which are never NULL."""
     num_prompt = s.num_prompt_tokens
-    fixed = _EXPERIENCE_FIXED.pack(
+    return _EXPERIENCE_FIXED.pack(
         25,
         8,
         keys.experience_id,
@@ -178,6 +172,16 @@ def experience_row(
         4,
         keys.segment_row,
     )
+
+
+def experience_row(
+    keys: ExperienceKeys, source: str, s: Sequence, parent_id: int | None, texts: tuple[bytes, bytes]
+) -> bytes:
+    """Encode a row of rft.experience with the fields of `EXPERIENCE_COLUMNS`.
+
+    Args:
+        texts: the fields `prompt_digest` and `response_messages`.
+    """
     versions = _NO_VERSIONS
     sampled = reward = float8(s.reward)
     final = _FALSE
@@ -190,7 +194,7 @@ def experience_row(
     prompt_digest, response_messages = texts
     return b"".join(
         (
-            fixed,
+            _fixed_fields(keys, s),
             int8(parent_id),
             versions,
             sampled,

@@ -76,7 +76,7 @@ SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
 -- name: purged_groups
--- Those of these groups, which the caller has locked, of which an experience was purged.
+-- Return the groups with a purged experience. The caller has locked them.
 SELECT g.group_id FROM rft.rollout_group g
 WHERE g.group_id = ANY (%(group_ids)s) AND g.status = 'abandoned' AND EXISTS (
     SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = g.group_id);

@@ -138,7 +138,7 @@ def test_an_explorer_waits_for_a_judge_that_is_gone_for_a_while(run: Run, attemp
                 run.ask(attempt, version, "a")
             else:
                 assert [row["status"] for row in run.evaluations()] == ["planned"], (
-                    "not one of which all answers failed"
+                    "no evaluation ends with failed answers alone"
                 )
                 judge.write_text("1")
         return len(reported) == 2 and run.all_answered()
