@@ -1,16 +1,19 @@
 """Stacks of the processes of a run, down to the line, to find out why one seems to hang.
 
 In each process a thread waits for requests at a socket. While it holds the interpreter's lock no other thread runs Python code, so the stacks can be walked
-safely. If code holds the lock elsewhere, the thread cannot answer. Then, and only then, SIGUSR1 lets a signal handler write the stacks into a file, without
-the lock. The handler is no first choice: a thread that changes its stack meanwhile could end the process.
+safely. If code holds the lock elsewhere, the thread cannot answer. It also waits where many threads take the lock in turn, so a process whose threads work is
+given longer. Only then SIGUSR1 is sent to the main thread and those that work most, one after the other, and a signal handler of each writes its own stack
+into a file, without the lock. It never walks the stack of another thread, which could change meanwhile and end the process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import os
+import selectors
 import signal
 import socket
 import struct
@@ -19,17 +22,22 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rftcore.run.thread_times import Thread, ThreadTimes
 from rftdata.processes import pid_space
 
 LOCK_S = 5.0
 """Seconds for which a process may need to answer; longer than a busy machine lets a thread wait."""
-WITHOUT_LOCK = (
-    f"No thread of the process answered within {LOCK_S:g} s, so its interpreter's lock is held by the code below, or it is suspended. A signal handler wrote "
-    "these stacks:\n"
-)
-_LOOK_S = 0.05
+BUSY_S = 30.0
+"""The same while several threads of the process work, which may take the lock in turn."""
+WITHOUT_LOCK = "The interpreter's lock of the process"
+"""Beginning of the stacks of a process that did not answer."""
+_LOOK_S = 0.25
+_WRITTEN_LOOK_S = 0.05
 _STILL_S = 0.5
-_LONGEST_S = 10.0
+_LONGEST_S = 3.0
+_STACKS = b"stacks"
+_MOST_SIGNALS = 8
+_MOST_LISTED = 16
 _served: set[int] = set()
 
 
@@ -40,7 +48,7 @@ def answer_requests(run_folder: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A descriptor that is never closed, because the handler writes to it as long as the process is running.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
     atexit.register(path.unlink, missing_ok=True)
     if pid not in _served:  # a child has its parent's set, and none of its threads
         _served.add(pid)
@@ -60,36 +68,28 @@ def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
     Those of a process whose interpreter's lock is not free begin with `WITHOUT_LOCK`.
     """
     asked = {pid: path for pid in pids if (path := _path(run_folder, pid)).exists() and _would_answer(pid)}
-    until = time.monotonic() + LOCK_S
-    with contextlib.ExitStack() as stack:
-        connections = {pid: connection for pid in asked if (connection := _connected(pid)) is not None}
-        for connection in connections.values():
-            stack.enter_context(connection)
-        answers = {pid: _answer(connection, until) for pid, connection in connections.items()}
-    found = {pid: text for pid, text in answers.items() if text}
-    return found | _by_signal({pid: path for pid, path in asked.items() if pid not in found})
+    times = {pid: ThreadTimes(pid) for pid in asked}
+    found = _answers(times)
+    return found | {
+        pid: text for pid, path in asked.items() if pid not in found and (text := _by_signal(path, times[pid]))
+    }
 
 
 def _serve(server: socket.socket) -> None:
+    # From the moment at which a connection is accepted until its answer is sent, no call releases the lock: where many threads wait for it, each
+    # release costs a whole round. Stacks are written into memory, because a socket could block this thread while it holds the lock.
     with server, contextlib.suppress(OSError):
         while True:
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-                if user in (0, os.geteuid()):
-                    connection.sendall(_own_stacks().encode())
-
-
-def _own_stacks() -> str:
-    """Return the stacks of all threads but this one."""
-    # One call, during which no thread runs; into memory, because a file or a socket could block it.
-    memory = os.memfd_create("stacks")
-    try:
-        faulthandler.dump_traceback(memory, all_threads=True)
-        text = os.pread(memory, os.fstat(memory).st_size, 0).decode(errors="replace")
-    finally:
-        os.close(memory)
-    return "\n\n".join(part for part in text.split("\n\n") if not part.startswith("Current thread"))
+            memory = os.memfd_create("stacks")
+            try:
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                    if user in (0, os.geteuid()):
+                        faulthandler.dump_traceback(memory, all_threads=True)
+                        socket.send_fds(connection, [_STACKS], [memory])
+            finally:
+                os.close(memory)
 
 
 def _connected(pid: int) -> socket.socket | None:
@@ -103,46 +103,95 @@ def _connected(pid: int) -> socket.socket | None:
     return connection
 
 
-def _answer(connection: socket.socket, until: float) -> str:
-    """Return what a process sends until it closes the connection; an empty text if that takes too long."""
-    parts: list[bytes] = []
+def _answers(times: Mapping[int, ThreadTimes]) -> dict[int, str]:
+    """Return the stacks that threads of processes report, without processes that take too long."""
+    found: dict[int, str] = {}
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for pid in times:
+            if (connection := _connected(pid)) is not None:
+                selector.register(stack.enter_context(connection), selectors.EVENT_READ, pid)
+        looked = time.monotonic()
+        while selector.get_map():
+            for key, _ in selector.select(_LOOK_S):
+                selector.unregister(key.fileobj)
+                found[key.data] = _received(key.fileobj)
+            if time.monotonic() - looked < _LOOK_S:
+                continue
+            looked = time.monotonic()
+            for key in list(selector.get_map().values()):
+                if not _may_answer(times[key.data]):
+                    selector.unregister(key.fileobj)
+    return {pid: text for pid, text in found.items() if text}
+
+
+def _received(connection: object) -> str:
+    """Return the stacks of all threads but the one that reports them; an empty text if the process has ended."""
+    assert isinstance(connection, socket.socket)
+    memory: list[int] = []
     try:
-        while True:
-            connection.settimeout(max(_LOOK_S, until - time.monotonic()))
-            part = connection.recv(2**16)
-            if not part:
-                return b"".join(parts).decode(errors="replace")
-            parts.append(part)
+        _, memory, _, _ = socket.recv_fds(connection, len(_STACKS), 1)
+        text = b"".join(os.pread(file, os.fstat(file).st_size, 0) for file in memory).decode(errors="replace")
     except OSError:
         return ""
+    finally:
+        for file in memory:
+            os.close(file)
+    return "\n\n".join(part for part in text.split("\n\n") if not part.startswith("Current thread"))
 
 
-def _by_signal(asked: Mapping[int, Path]) -> dict[int, str]:
-    """Return the stacks that signal handlers write."""
-    before = {pid: path.stat().st_size for pid, path in asked.items() if path.exists()}
-    for pid in before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-    if before:
-        _await_written({asked[pid]: size for pid, size in before.items()})
-    written = {pid: path.read_text(encoding="utf-8")[before[pid] :] for pid, path in asked.items() if path.exists()}
-    return {pid: WITHOUT_LOCK + text for pid, text in written.items() if text}
+def _may_answer(times: ThreadTimes) -> bool:
+    times.look()
+    return times.seconds < (BUSY_S if times.num_working(LOCK_S) > 1 else LOCK_S)
 
 
-def _await_written(before: Mapping[Path, int]) -> None:
-    """Wait until every file has grown or was removed, and then no longer changes: a busy machine may suspend a process within its stack.
+def _by_signal(path: Path, times: ThreadTimes) -> str:
+    """Return the stacks that signal handlers of single threads write, and a list of the other threads; an empty text if the process has ended."""
+    seconds = times.seconds
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+    times.look()
+    threads = times.threads()
+    main_thread, others = threads[:1], threads[1:]
+    signalled = main_thread + [thread for thread in others if thread.used_s > 0][: _MOST_SIGNALS - 1]
+    stacks = [f"Thread {_described(thread)}\n{_own_stack(path, times.pid, thread)}" for thread in signalled]
+    left = [thread for thread in threads if thread not in signalled]
+    if not stacks or not path.exists():
+        return ""
+    if left:
+        more = f", and {len(left) - _MOST_LISTED} more" if len(left) > _MOST_LISTED else ""
+        stacks.append(f"Other threads: {'; '.join(map(_described, left[:_MOST_LISTED]))}{more}")
+    holders = "several threads that work hold it in turn" if times.num_working(LOCK_S) > 1 else "code below holds it"
+    begin = (
+        f"{WITHOUT_LOCK} was not free for {seconds:.0f} s (since {since}): {holders}, or the process is suspended. "
+        "Signal handlers wrote the stacks of its main thread and of those that used the most processor time meanwhile."
+    )
+    return "\n\n".join([begin, *stacks])
 
-    Args:
-        before: sizes of the files when their processes were asked.
-    """
-    until, sizes, since = time.monotonic() + _LONGEST_S, dict(before), time.monotonic()
-    while time.monotonic() < until:
-        time.sleep(_LOOK_S)
-        now = {path: path.stat().st_size if path.exists() else -1 for path in before}
-        if now != sizes:
-            sizes, since = now, time.monotonic()
-        if time.monotonic() - since > _STILL_S and all(size != before[path] for path, size in sizes.items()):
-            return
+
+def _described(thread: Thread) -> str:
+    return f"{thread.thread_id} ({thread.name}, state {thread.state}, {thread.used_s:.2f} s of processor time)"
+
+
+def _own_stack(path: Path, pid: int, thread: Thread) -> str:
+    """Return what the signal handler of a thread writes."""
+    if thread.state in "Tt":
+        return "  is suspended"
+    try:
+        before = path.stat().st_size
+        ctypes.CDLL(None).tgkill(pid, thread.thread_id, signal.SIGUSR1)
+        _await_written(path, before)
+        text = path.read_bytes()[before:].decode(errors="replace")
+    except FileNotFoundError:  # the process has ended
+        text = ""
+    return text.rstrip() or "  wrote no stack: it runs no Python code"
+
+
+def _await_written(path: Path, before: int) -> None:
+    """Wait until a file has grown from a size and no longer changes: a busy machine may suspend a process within its stack."""
+    size, since = before, time.monotonic()
+    while time.monotonic() - since < (_LONGEST_S if size == before else _STILL_S):
+        time.sleep(_WRITTEN_LOOK_S)
+        if (now := path.stat().st_size) != size:
+            size, since = now, time.monotonic()
 
 
 def _path(run_folder: Path, pid: int) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +34,18 @@ def busy():
 def signalled(*_):
     (folder / "signalled").touch()
 
+def match_for_long():
+    (folder / "begun").touch()
+    re.match("(a+)+$", "a" * 64 + "b")
+
+numbers = [hash(str(number)) for number in range(300_000)]
+all_sort = threading.Event()
+
+def sort_for_long():
+    all_sort.wait()
+    while True:
+        sorted(numbers)
+
 match sys.argv[2]:
     case "busy":
         signal.signal(signal.SIGUSR1, signalled)
@@ -40,8 +54,18 @@ match sys.argv[2]:
         (folder / "begun").touch()
         time.sleep(600)
     case "locked":
+        match_for_long()
+    case "locked in a thread":
+        thread = threading.Thread(target=match_for_long)
+        thread.start()
+        thread.join()
+    case "turns":
+        signal.signal(signal.SIGUSR1, signalled)
+        for _ in range(16):
+            threading.Thread(target=sort_for_long, daemon=True).start()
         (folder / "begun").touch()
-        re.match("(a+)+$", "a" * 64 + "b")
+        all_sort.set()
+        time.sleep(600)
 """
 Begin = Callable[..., int]
 
@@ -78,13 +102,49 @@ def test_a_process_that_works_for_one_run_after_the_other_answers_for_both(begin
         assert "in busy" in read_stacks(tmp_path / run, [pid])[pid]
 
 
+def test_threads_that_take_the_lock_in_turn_for_long_are_not_interrupted(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "LOCK_S", 0.5)
+    monkeypatch.setattr(stacks, "BUSY_S", PATIENCE_S)
+    pid = begin("turns", "run")
+    for _ in range(2):
+        text = read_stacks(tmp_path / "run", [pid])[pid]
+        assert text.count("in sort_for_long") == 16 and WITHOUT_LOCK not in text
+    assert not (tmp_path / "signalled").exists()
+
+
 def test_a_signal_handler_writes_where_the_lock_is_held_and_that_is_reported(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "LOCK_S", 0.5)
     pid = begin("locked", "run")
     text = read_stacks(tmp_path / "run", [pid])[pid]
-    assert text.startswith(WITHOUT_LOCK) and "re/__init__.py" in text and "in match" in text
+    assert re.match(f"{WITHOUT_LOCK} was not free for [1-9][0-9]* s .*: code below holds it", text)
+    assert "re/__init__.py" in text and "in match" in text and "Other threads: " in text
+
+
+def test_a_signal_handler_writes_the_stack_of_its_own_thread_alone(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "LOCK_S", 0.5)
+    pid = begin("locked in a thread", "run")
+    main_thread, holder = read_stacks(tmp_path / "run", [pid])[pid].split("\n\n")[1:3]
+    assert main_thread.startswith(f"Thread {pid} ") and "<module>" in main_thread and "in match" not in main_thread
+    assert "in match" in holder and "in match_for_long" in holder and "<module>" not in holder
+
+
+def test_a_suspended_process_is_not_signalled(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "LOCK_S", 0.5)
+    pid = begin("busy", "run")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        text = read_stacks(tmp_path / "run", [pid])[pid]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert text.startswith(WITHOUT_LOCK) and "is suspended" in text
+    assert "in busy" in read_stacks(tmp_path / "run", [pid])[pid]
+    assert not (tmp_path / "signalled").exists()
 
 
 def test_a_process_that_has_ended_is_left_out(tmp_path: Path) -> None:
