@@ -255,6 +255,11 @@ def chat_encoder(tokenizer: Any) -> ChatEncoder:
 _ENCODERS: WeakKeyDictionary[Any, ChatEncoder] = WeakKeyDictionary()
 
 
+def copied(messages: Iterable[Message]) -> list[Message]:
+    """Return a copy of a chat with all its lists, tuples and dicts; other values are shared. Texts of derived types become plain ones."""
+    return [_copied(message) for message in messages]
+
+
 def content_text(message: Message) -> str:
     """Return the text of a message, or the joined text parts of a content in parts."""
     content = message.get("content")
@@ -277,6 +282,16 @@ def ordinary_token_ids(tokenizer: Any, text: str) -> list[int]:
     return [
         int(token) for part in (text[:half], text[half:]) for token in tokenizer.encode(part, add_special_tokens=False)
     ]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, dict):
+        return {_copied(key): _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return tuple(map(_copied, value)) if type(value) is tuple else value
 
 
 def _is_answer(message: Message) -> bool:

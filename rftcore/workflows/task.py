@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcore.engines.base import Decoding, Generation
-from rftcore.workflows.chat_encoding import Message, Prompts, content_text
+from rftcore.workflows.chat_encoding import Message, Prompts, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.session import Session
 from rftcore.workflows.turn import TokenValues, Turn
@@ -90,6 +90,8 @@ class Sampler(Protocol):
 class Model:
     """The policy as a workflow uses it; every answer is recorded as a turn.
 
+    Messages are copied when a method is called, so the workflow may change its own list at any time.
+
     Args:
         sampler: an engine, or one rollout's view of it.
         decoding: sampling parameters.
@@ -110,12 +112,15 @@ class Model:
         """Return what is stored of the turns so far: a sequence for each branch of their chats."""
         return self._session.sequences()
 
-    async def chat(self, messages: list[Message]) -> Turn:
+    def chat(self, messages: list[Message]) -> Coroutine[Any, Any, Turn]:
         """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated.
 
         A chat that continues an earlier one is not rendered again: its prompt is the tokens of that turn, as they were sampled, and those of
         the new messages (`rftcore.workflows.session`).
         """
+        return self._chat(copied(messages))
+
+    async def _chat(self, messages: list[Message]) -> Turn:
         prompt = self._session.prompt(self._sampler.tokenizer, messages)
         generation = await self._sampler.generate(prompt.token_ids, self._decoding)
         num_prompt = len(prompt.token_ids)
@@ -129,7 +134,7 @@ class Model:
             policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
             messages=[*messages, {"role": "assistant", "content": generation.text}],
         )
-        return self._session.add(Turn(messages, generation.text, generation.finish_reason, sequence), prompt)
+        return self._session.add(Turn(copied(messages), generation.text, generation.finish_reason, sequence), prompt)
 
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer from another source (a demonstration), see `written_sequence`.
@@ -137,9 +142,8 @@ class Model:
         Raises:
             ModelError: neither template nor tokenizer has an end token.
         """
-        return self._session.add(
-            Turn(messages, response, "stop", written_sequence(self._sampler.tokenizer, messages, response))
-        )
+        sequence = written_sequence(self._sampler.tokenizer, copied(messages), response)
+        return self._session.add(Turn(copied(messages), response, "stop", sequence))
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
         """Record a chat with given answers (a demonstration), see `chat_sequence`. The turn's answer is the last one.
@@ -147,8 +151,8 @@ class Model:
         Raises:
             ConfigError: the chat template does not fit the chat.
         """
-        sequence = chat_sequence(self._sampler.tokenizer, messages, start=start, turns=turns)
-        *before, last = sequence.messages or []
+        sequence = chat_sequence(self._sampler.tokenizer, copied(messages), start=start, turns=turns)
+        *before, last = copied(sequence.messages or [])
         return self._session.add(Turn(before, content_text(last), "stop", sequence))
 
 

@@ -317,6 +317,47 @@ def test_a_tokenizer_that_cannot_encode_a_special_token_as_text_is_refused() -> 
         ChatEncoder(Old(False)).prompt(asked("ab"))
 
 
+def test_a_workflow_may_change_its_messages_while_and_after_they_are_answered() -> None:
+    class Waiting(Spy):
+        gates: list[asyncio.Event]
+
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            await self.gates.pop(0).wait()
+            return await super().generate(prompt_token_ids, decoding)
+
+    spy = Waiting(chat_tokenizer("qwen2_5"))
+    spy.will_answer("no", "yes", "fine")
+    model, chat, question = Model(spy, Decoding()), asked("1 + 1?"), asked("1 + 1?")
+
+    async def run() -> None:
+        gates = [asyncio.Event() for _ in range(3)]
+        spy.gates = list(gates)
+        first, second = asyncio.create_task(model.chat(chat)), asyncio.create_task(model.chat(chat))
+        await asyncio.sleep(0)
+        gates[0].set()
+        chat.extend(answered([], await first, ("user", "sure?")))
+        gates[1].set()
+        chat.extend(answered([], await second, ("user", "why?")))
+        gates[2].set()
+        third = model.chat(chat)
+        chat[0]["content"] = "changed before it starts"
+        await third
+
+    asyncio.run(run())
+    assert [turn.messages for turn in model.turns[:2]] == [question] * 2
+    read = spy.tokenizer.decode(spy.received[2][0])
+    assert [text in read for text in ("1 + 1?", "no", "sure?", "yes", "why?")] == [True] * 5 and "changed" not in read
+    model.turns[0].messages[0]["content"] = "changed, too"
+    written, expert = asked("2 + 2?"), asked("3 + 3?", "6")
+    expert[1]["role"] = "assistant"
+    model.write(written, "4")
+    model.write_chat(expert)
+    written[0]["content"] = expert[0]["content"] = "changed as well"
+    stored = [message["content"] for s in model.sequences() for message in s.messages or []]
+    assert not any("changed" in content for content in stored) and {"2 + 2?", "3 + 3?"} < set(stored)
+    check(spy, model.sequences()[:-2])
+
+
 def test_inputs_of_turns_are_joined() -> None:
     spy = Spy(chat_tokenizer("qwen2_5"))
     spy.will_answer("a", "b")
