@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
@@ -28,6 +28,7 @@ from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
+from rftdata.writing.rollout_check import check_rollout
 
 # sys.exit() in a user's code ends the rollout instead of the explorer.
 _OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
@@ -128,12 +129,12 @@ class RolloutRunner:
 
     async def _try(self, task: Task, index: int, model: Model) -> Rollout:
         started = time.monotonic()
-        outcome, error, score = "ok", None, None
         clock = RolloutClock(self.timeout_s, self.clocks)
         try:
             async with clock:
                 score = checked_score(await self._run_workflow(task, model), task)
                 refuse_partly_recorded([turn.sequence for turn in model.turns])
+            return _recorded(Rollout(index, reward=score.reward), model, score.parts, started)
         except asyncio.CancelledError as raised:
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
@@ -145,14 +146,11 @@ class RolloutRunner:
                 raise
             outcome, error = self._outcome(raised, timed_out=clock.expired)
             self.on_failure(error, user_stack(raised))
-        sequences = model.sequences()
-        for sequence in sequences:
-            # Every sequence of a rollout gets the rollout's reward.
-            sequence.reward = score.reward if score else None
-            sequence.reward_parts = score.parts if score else {}
-        return Rollout(
-            index, outcome, score.reward if score else None, sequences, seconds=time.monotonic() - started, error=error
-        )
+        failed = Rollout(index, outcome, error=error)
+        try:
+            return _recorded(failed, model, {}, started)
+        except Exception:  # noqa: BLE001 - its turns cannot be stored; its first error is kept
+            return replace(failed, seconds=time.monotonic() - started)
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
         if not _is_async(self.workflow):
@@ -168,6 +166,21 @@ class RolloutRunner:
             return "timeout", raised.text
         text = describe(raised)
         return "failed", f"{text}; an await is missing" if "'coroutine' object" in text else text
+
+
+def _recorded(rollout: Rollout, model: Model, parts: dict[str, float], started: float) -> Rollout:
+    """Return a rollout with its turns. Every sequence gets the rollout's reward.
+
+    Raises:
+        RftError: it cannot be stored.
+        Exception: a workflow changed a turn so that the turns cannot be joined.
+    """
+    sequences = model.sequences()
+    for sequence in sequences:
+        sequence.reward, sequence.reward_parts = rollout.reward, parts
+    rollout = replace(rollout, sequences=sequences, seconds=time.monotonic() - started)
+    check_rollout(rollout)
+    return rollout
 
 
 def checked_score(score: object, task: Task) -> Score:

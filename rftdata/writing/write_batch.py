@@ -13,7 +13,7 @@ from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.experience import Group, Rollout, Sequence
 
 # Errors of values that cannot be encoded, or that the database does not accept. `struct.error` has no better base.
-_UNSTORABLE = (
+UNSTORABLE = (
     TypeError,
     ValueError,
     ArithmeticError,
@@ -63,7 +63,7 @@ def unknown_outcome(groups: Items[Group]) -> BufferUnavailableError:
 
 def refusal(groups: Items[Group], error: Exception) -> Exception:
     """Return the error of groups that cannot be stored."""
-    if isinstance(error, RftError) or not isinstance(error, _UNSTORABLE):
+    if isinstance(error, RftError) or not isinstance(error, UNSTORABLE):
         return error
     names = ", ".join(str(g.task_key if g.group_id is None else g.group_id) for g in groups[:3])
     return RftError(

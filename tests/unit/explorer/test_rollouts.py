@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rftcore.engines.base import Decoding
+from rftcore.engines.base import Decoding, Generation
 from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.workflow_loop import WorkflowLoop
@@ -25,6 +27,7 @@ from rftdata.experience import Group, Rollout, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.user_code.blocked_process import read_report
+from tests.support.chat_tokenizers import chat_tokenizer
 from tests.support.models import make_character_tokenizer
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -427,6 +430,66 @@ def test_an_engine_that_was_stopped_reports_it_by_its_class(tmp_path: Path) -> N
         with pytest.raises(EngineStoppedError, match="CUDA out of memory"):
             asyncio.run(engine.generate(prompt, Decoding()))
     engine.close()
+
+
+def _own_array(turn: Turn) -> None:
+    turn.sequence.arrays = {**turn.sequence.arrays, "mine": np.zeros(3, np.float32)}
+
+
+def _other_mask(turn: Turn) -> None:
+    turn.sequence.loss_mask = np.ones(1000, np.bool_)
+
+
+def _object_array(turn: Turn) -> None:
+    turn.sequence.arrays = {"state_hash": np.array([{}], object)}
+
+
+def _object_in_messages(turn: Turn) -> None:
+    assert turn.sequence.messages is not None
+    turn.sequence.messages[0]["at"] = datetime(2026, 1, 1)
+
+
+@pytest.mark.parametrize("num_turns", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "parts", "error"),
+    [
+        (_own_array, {}, "an array that cannot be joined.*got 'mine'"),
+        (_other_mask, {}, "broadcast|loss_mask must have one value per response token"),
+        (_object_array, {}, "have a type that cannot be stored"),
+        (_object_in_messages, {}, "the messages of a rollout cannot be stored.*datetime.*allowed: texts, numbers"),
+        (None, {"a": datetime}, "the reward_parts of a rollout cannot be stored.*type"),
+    ],
+)
+def test_a_rollout_that_cannot_be_stored_fails_alone(
+    num_turns: int, change: Any, parts: dict[str, Any], error: str
+) -> None:
+    if change is _own_array and num_turns == 1:
+        error = ""  # arrays of any name are stored with a single turn
+
+    class Answering:
+        tokenizer = chat_tokenizer("qwen2_5")
+
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            token_ids = [*self.tokenizer.encode("so", add_special_tokens=False), self.tokenizer.eos_token_id]
+            return Generation(token_ids, [-1.0] * len(token_ids), "so", "stop", [])
+
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        messages: list[dict[str, Any]] = []
+        for _ in range(num_turns):
+            messages = [*messages, {"role": "user", "content": "more"}]
+            turn = await model.chat(messages)
+            messages = [*messages, {"role": "assistant", "content": turn.response}]
+            if change is not None:
+                change(turn)
+        return Score(1.0, parts)
+
+    (rollout,) = tried(workflow, engine=Answering())
+    if error:
+        kept = 0 if change else 1  # turns that can be stored stay
+        assert (rollout.outcome, rollout.reward, len(rollout.sequences)) == ("failed", None, kept)
+        assert re.search(error, str(rollout.error))
+    else:
+        assert (rollout.outcome, rollout.reward) == ("ok", 1.0)
 
 
 def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple[Group, list[int]]:

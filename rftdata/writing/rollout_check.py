@@ -1,0 +1,56 @@
+"""The check that a rollout can be stored, for producers that must record one bad rollout instead of losing its group.
+
+It encodes what the writer will encode, so both accept the same values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rftdata.errors import RftError
+from rftdata.experience import Group, Rollout, validate
+from rftdata.postgres.binary_copy import ExperienceKeys, experience_row, rollout_row
+from rftdata.postgres.driver_errors import one_line
+from rftdata.postgres.values import jsonb_bytes
+from rftdata.segments.codec import encode
+from rftdata.writing.prompts import Prompts
+from rftdata.writing.write_batch import UNSTORABLE
+
+
+def check_rollout(rollout: Rollout) -> None:
+    """Refuse a rollout that cannot be stored.
+
+    Raises:
+        RftError: which part of it, and why.
+    """
+    for sequence in rollout.sequences:
+        for name in ("messages", "reward_parts", "metrics"):
+            _check_json(name, getattr(sequence, name))
+    try:
+        validate((Group([replace(rollout, index=0)], 0, 0),))
+        rollout_row(0, 0, rollout)
+        if rollout.sequences:
+            encode(rollout.sequences)
+        texts = Prompts().of_group(0, rollout.sequences)
+        for sequence, fields in zip(rollout.sequences, texts, strict=True):
+            keys = ExperienceKeys(0, 0, 0, 0, 0, 0, sequence.turn_index or 0)
+            experience_row(keys, "explorer", sequence, sequence.parent_id, fields)
+    except RftError:
+        raise
+    except UNSTORABLE as error:
+        raise RftError(
+            f"a rollout cannot be stored: {type(error).__name__}: {one_line(error)}",
+            todo="correct what the workflow records",
+        ) from error
+
+
+def _check_json(name: str, value: Any) -> None:
+    try:
+        jsonb_bytes(value)
+    except UNSTORABLE as error:
+        raise RftError(
+            f"the {name} of a rollout cannot be stored: {one_line(error)}",
+            allowed="texts, numbers, true, false, None, lists, and dicts of these",
+            todo="convert other objects, for example with str(…)",
+        ) from error
