@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -157,6 +157,18 @@ class Rollout:
         return sum(sequence.num_turns for sequence in self.sequences)
 
 
+def last_sequence(sequences: Iterable[Sequence]) -> Sequence | None:
+    """Return the sequence with the last turn of a rollout; None without any. Sequences are in the order of their first turns."""
+
+    def last_turn(numbered: tuple[int, Sequence]) -> int:
+        place, sequence = numbered
+        if TURNS in sequence.arrays:
+            return int(sequence.arrays[TURNS][-1, 2])
+        return place if sequence.turn_index is None else sequence.turn_index
+
+    return max(enumerate(sequences), key=last_turn, default=(0, None))[1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
     """The greedy rollout of a group: its reward is a baseline for the others, and it is not trained on. Fields as in `rft.group_baseline`.
@@ -183,7 +195,7 @@ class Baseline:
     @classmethod
     def of(cls, rollout: Rollout) -> Baseline:
         """Return what a group keeps of its greedy rollout."""
-        last = rollout.sequences[-1] if rollout.sequences else None
+        last = last_sequence(rollout.sequences)
         versions = [version for s in rollout.sequences for _, version in s.policy_spans]
         of_tokens = sum(
             float(s.arrays["token_rewards"].sum()) for s in rollout.sequences if "token_rewards" in s.arrays

@@ -28,6 +28,7 @@ from rftdata.attempts.evaluations import (
     release_evaluation,
 )
 from rftdata.errors import ModelError
+from rftdata.experience import last_sequence
 from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -147,12 +148,13 @@ class Evaluator:
         rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
         # A workflow may also write an expert's answer.
         sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
-        last = next(reversed(sampled or rollout.sequences), None)
+        answered = sampled or rollout.sequences
+        last = last_sequence(answered)
         return Answer(
             task_id=task.task_id,
             reward=rollout.reward or 0.0,
             response=last.last_answer if last else "",
-            num_response_tokens=last.num_trained_tokens if last else 0,
+            num_response_tokens=sum(sequence.num_trained_tokens for sequence in answered),
             finish_reason=last.finish_reason if last else "abort",
             error=rollout.error,
         )

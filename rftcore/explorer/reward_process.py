@@ -107,7 +107,7 @@ class RewardProcess:
         self._stacks = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
         self._tokens, self._give = os.pipe()
         os.set_blocking(self._tokens, False)
-        self._num_asked = 0
+        self._num_answered = 0
         fds = (theirs.fileno(), self._stacks.fileno(), self._tokens)
         path = os.pathsep.join(folder for folder in sys.path if folder)
         # -P: a file in the current folder must not replace a module of the same name. A separate session, so that processes started by
@@ -137,7 +137,7 @@ class RewardProcess:
         """
         self._send((os.getpid(), names, base_dir))
         [answer] = self._read(_START_S, "loading the reward functions", f"{_START_S:g} s", most=1)
-        self._num_asked = 1
+        self._num_answered = 1
         if isinstance(answer.value, Exception):
             raise answer.value
 
@@ -148,7 +148,7 @@ class RewardProcess:
     def call(self, questions: Sequence[Question], timeout_s: float, limit: str) -> Iterator[Answers]:
         """Yield the answers to questions, in their order, as they come. Errors are answers.
 
-        If a call takes longer than a moment, those behind it are withdrawn. After one that took too long or ended the process, with a
+        If a call takes longer than 0.3 s, those behind it are withdrawn. After one that took too long or ended the process, with a
         FunctionFailedError as its answer, those behind it are withdrawn, too, and this object is unusable.
 
         Args:
@@ -156,7 +156,7 @@ class RewardProcess:
             limit: the setting with that value, for messages.
         """
         os.write(self._give, _CALL * len(questions))
-        self._send((self._num_asked, timeout_s, questions))
+        self._send((self._num_answered, timeout_s, questions))
         num_answered, num_asked = 0, len(questions)
         while num_answered < num_asked:
             if num_asked - num_answered > 1 and not self._messages.wait(_WITHDRAW_S) and (num := self._withdraw()):
@@ -166,7 +166,7 @@ class RewardProcess:
             what = f"the reward {name!r} on task {task_key!r}"
             answers = self._read(timeout_s + _GRACE_S, what, limit, most=num_asked - num_answered)
             num_answered += len(answers)
-            self._num_asked += len(answers)
+            self._num_answered += len(answers)
             yield Answers(answers, 0 if self.usable else num_asked - num_answered)
             if not self.usable:
                 return
@@ -205,7 +205,7 @@ class RewardProcess:
         try:
             return [
                 self._answer(data, number, what)
-                for number, data in enumerate(self._messages.receive(patience_s, most), self._num_asked)
+                for number, data in enumerate(self._messages.receive(patience_s, most), self._num_answered)
             ]
         except TimeoutError:
             outcome = "silent"
@@ -340,7 +340,9 @@ def _token(tokens_fd: int) -> bytes:
         try:
             return os.read(tokens_fd, 1)
         except BlockingIOError:
-            select.select([tokens_fd], [], [])
+            poll = select.poll()
+            poll.register(tokens_fd, select.POLLIN)
+            poll.poll()
 
 
 def _load(messages: _Messages, names: list[str], base_dir: Path) -> dict[str, Reward]:

@@ -57,7 +57,7 @@ class RewardProcesses:
         self._seconds: dict[str, float] = {}  # of a call, by reward
         self._threads: list[threading.Thread] = []  # one per process
         self._processes: set[RewardProcess] = set()
-        self._num_starting = 0
+        self._num_starting = self._num_idle = 0
         self._started_at = -math.inf  # end of the last start of a process
         self._looks_at = -math.inf
         self._closed = False
@@ -66,7 +66,8 @@ class RewardProcesses:
         """Return the result of a reward.
 
         Raises:
-            FunctionFailedError, RftError: see `RewardProcess.call`.
+            FunctionFailedError: the function raised, took too long or ended its process.
+            RftError: the function raised it.
         """
         loop = asyncio.get_running_loop()
         call = _Call(Question.of(name, turn, task), loop, loop.create_future())
@@ -146,8 +147,10 @@ class RewardProcesses:
         calls: list[_Call] = []
         with self._changed:
             while not calls:
+                self._num_idle += 1
                 while not self._waiting and not self._closed:
                     self._changed.wait()
+                self._num_idle -= 1
                 if self._closed:
                     return []
                 seconds = 0.0
@@ -172,17 +175,22 @@ class RewardProcesses:
                 self._take_back([left.pop() for _ in range(num_withdrawn)])
         except Exception as error:  # noqa: BLE001 - a call without an answer would wait forever
             process.kill()
-            _deliver([(left.popleft(), Answer(error, 0.0))])
+            if left:
+                _deliver([(left.popleft(), Answer(error, 0.0))])
             self._take_back(list(reversed(left)))
 
     def _take_back(self, calls: list[_Call]) -> None:
-        """Let calls, the last first, wait for another process."""
+        """Let calls, the last first, wait for another process; start one if no other is idle."""
+        if not calls:
+            return
         with self._changed:
             if self._closed:
                 _deliver([(call, Answer(_stopping(), 0.0)) for call in calls])
-            else:
-                self._waiting.extendleft(calls)
-                self._changed.notify(len(calls))
+                return
+            self._waiting.extendleft(calls)
+            self._changed.notify(len(calls))
+            if self._num_idle == 0 and self._num_starting == 0 and self._has_room():
+                self._add_thread()
 
     def _record(self, name: str, seconds: float) -> None:
         known = self._seconds.get(name, seconds)

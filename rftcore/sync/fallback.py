@@ -68,6 +68,7 @@ class LivePublisher:
         self._step = 0
         self._num_repeats = 0  # transfers of the last version to explorers that missed it
         self._file_s = 0.0  # of writing the last file
+        self._waited_in_vain = False
         self.first_sent_step: int | None = None
         self.live_since: int | None = None
         self.publication = Publication("", 0, "")
@@ -144,6 +145,8 @@ class LivePublisher:
     def _await_receivers(self) -> dict[int, str]:
         """Return the explorers that take weights now. If they all are busy, as with an evaluation, wait as long as a file would take."""
         receivers, waits_until = self._offers.ready_receivers(), time.monotonic() + 2 * self._file_s
+        if self._waited_in_vain and not receivers:  # the same evaluation may last much longer
+            return receivers
         while (
             not receivers
             and self.first_sent_step is not None
@@ -152,6 +155,7 @@ class LivePublisher:
         ):
             self._offers.wait(0.05)
             receivers = self._offers.ready_receivers()
+        self._waited_in_vain = not receivers
         return receivers
 
     def _publish_file(self) -> None:

@@ -92,7 +92,8 @@ class Session:
             if between is not None:
                 text = known.prompt + known.response + between.text
                 return Prompt(text, [*known.token_ids, *between.token_ids], node.number)
-        rendered = self._prompts.rendered(encoder, messages)
+        # No other rollout asks for a chat with this one's answers.
+        rendered = self._prompts.rendered(encoder, messages) if node is None else encoder.prompt(messages)
         return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number)
 
     def add(self, turn: Turn, prompt: Prompt | None = None) -> Turn:

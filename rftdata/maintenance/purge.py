@@ -14,7 +14,7 @@ The old bytes are overwritten later (`rftdata.maintenance.erasure`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal, Protocol
@@ -169,13 +169,16 @@ def purge_chosen(
             return expected
         purge_id = int(buffer.database.fetch("begin_purge", **vars(order))[0]["purge_id"])
         done, chosen = 0, {*purged_before, *(row["experience_id"] for row in candidates)}
+        # The purge changes what the condition may name of the others, such as their states, and those were not chosen.
+        beside = _experiences_beside(buffer, chosen) if order.tasks_too else set()
         with contextlib.closing(_appender(buffer)) as appender:
             while candidates:
                 versions = {row["experience_id"]: row["version"] for row in candidates}
                 chunk = _Chunk(buffer, choice, order, purge_id, versions)
                 done += sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
                 # Until their tasks were purged, explorers may have stored further answers that were chosen.
-                candidates = _plan(buffer, choice, order)[1] if order.tasks_too else []
+                later = _plan(buffer, choice, order)[1] if order.tasks_too else []
+                candidates = [row for row in later if row["experience_id"] not in beside]
                 chosen |= {row["experience_id"] for row in candidates}
         if order.tasks_too:
             _purge_tasks(buffer, purge_id, purged_before)
@@ -184,6 +187,12 @@ def purge_chosen(
     result = replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=num_tasks)
     # Stages may have created something until the locks were taken.
     return _with_made(buffer, result, sorted(chosen), order)
+
+
+def _experiences_beside(buffer: Buffer, experience_ids: Iterable[int]) -> set[int]:
+    """Return all present experiences of the tasks of these ones."""
+    rows = buffer.database.fetch("experiences_beside", experience_ids=list(experience_ids))
+    return {row["experience_id"] for row in rows}
 
 
 def _is_work(expected: PurgeResult, order: PurgeOrder) -> bool:

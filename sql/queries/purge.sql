@@ -134,6 +134,12 @@ WHERE datname = current_database() AND coalesce(backend_type, 'client backend') 
 SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
 
+-- name: experiences_beside (read)
+-- All experiences of the tasks of these ones.
+SELECT e.experience_id FROM rft.experience e JOIN rft.rollout_group g USING (group_id)
+WHERE g.task_id IN (
+    SELECT g.task_id FROM rft.experience e JOIN rft.rollout_group g USING (group_id) WHERE e.experience_id = ANY (%(experience_ids)s));
+
 -- name: made_of_purged (read)
 -- Experiences and tasks that stages created from experiences, and from their tasks with `tasks_too`, directly or indirectly, and that still have
 -- texts. The experiences themselves and their copies are not included.

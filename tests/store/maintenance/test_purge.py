@@ -97,6 +97,20 @@ def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) ->
     ]
 
 
+def test_with_tasks_what_the_purge_itself_changed_is_not_chosen(stored: Buffer) -> None:
+    """The second experience of the group gets a reason why it is not trained on, since its sibling was purged."""
+    done = purge.purge(
+        stored,
+        "task_key = 'secret' AND (reward = 0 OR dropped_because IS NOT NULL)",
+        reason="asked to",
+        author="ada",
+        tasks_too=True,
+    )
+    assert done.num_experiences == 1
+    rows = stored.sql("SELECT reward, response FROM rft.v_experience ORDER BY experience_id").to_pylist()[:2]
+    assert [row["response"] == "[purged]" for row in rows] == [True, False]
+
+
 def test_rewritten_tables_hold_no_byte_of_it_on_disk(stored: Buffer) -> None:
     def on_disk() -> bool:
         paths = stored.sql(

@@ -228,7 +228,8 @@ def test_processes_end_with_the_scorer_even_when_they_hang(make: Make, tmp_path:
     assert not process_lives(int(pid.read_text()))
 
 
-def test_a_call_that_hangs_delays_no_other(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num", "slow"), [(100, 40), (16, 0)])
+def test_a_call_that_hangs_delays_no_other(make: Make, num: int, slow: int) -> None:
     """Quick calls go to a process several at a time; those behind one that hangs go to another process."""
     a = (
         "import time\n"
@@ -237,7 +238,7 @@ def test_a_call_that_hangs_delays_no_other(make: Make, tmp_path: Path) -> None:
         "    return float(task.task_id)\n"
     )
     scorer = make(["./a.py:score"], max_processes=2, a=a)
-    hangs = [number == 40 for number in range(100)]
+    hangs = [number == slow for number in range(num)]
 
     async def score() -> None:
         await asyncio.gather(
@@ -246,9 +247,9 @@ def test_a_call_that_hangs_delays_no_other(make: Make, tmp_path: Path) -> None:
         tasks = [Task(n, "sums", "slow", "", None, {"hangs": hang}) for n, hang in enumerate(hangs)]
         running = [asyncio.create_task(scorer(TURN, task)) for task in tasks]
         others = [call for call, hang in zip(running, hangs, strict=True) if not hang]
-        assert [score.reward for score in await asyncio.gather(*others)] == [float(n) for n in range(100) if n != 40]
-        assert not running[40].done()
-        running[40].cancel()
+        assert [score.reward for score in await asyncio.gather(*others)] == [float(n) for n in range(num) if n != slow]
+        assert not running[slow].done()
+        running[slow].cancel()
 
     asyncio.run(score())
 
