@@ -3,7 +3,7 @@
 Invariants:
 - The text of users, tools and environments forges no special token. The text of a special token in a message is encoded as ordinary text
   (`encode_special_tokens` of the tokenizers library), everything else as usual. Answers of the assistant keep the special tokens that mark
-  something within an answer, such as a call of a tool.
+  something within an answer, such as a call of a tool. What still becomes a special token (a normalizer may make one of `<|END|>`) is refused.
 - A chat is continued without being rendered again (`continued`) only if the template renders the earlier chat at the beginning of the longer
   one as it renders it alone.
 
@@ -13,7 +13,6 @@ Without a template the contents are concatenated. They are the whole input, writ
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ Message = dict[str, Any]
 PROBE_ANSWER = "7f3a9c51"
 # First characters of two planes for private use: a character stands for each special token in the text of a message while it is rendered.
 _MARKS = (0xF0000, 0x100000)
+_SCALARS = (int, float, bool, type(None))
 _OF_TEXTS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -44,7 +44,7 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder
+        self._added = added = tokenizer.added_tokens_decoder
         special = {str(token) for token in added.values() if token.special}
         self.special_tokens = sorted({*special, *tokenizer.all_special_tokens} - {""})
         self._special_ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
@@ -63,7 +63,7 @@ class ChatEncoder:
         """Return the model's input for a chat.
 
         Raises:
-            RftError: the tokenizer cannot encode the text of a special token in a message as ordinary text.
+            RftError: a message contains a special token that cannot be encoded as ordinary text.
             Exception: any error of the chat template, which is a program.
         """
         if self.is_plain:
@@ -147,7 +147,7 @@ class ChatEncoder:
                 not contain them (`AnswerText`).
 
         Raises:
-            RftError: the chat leaves no characters for marks.
+            RftError: the chat leaves no characters for marks, or the text of an object contains a special token.
         """
         texts = "".join(_texts(messages))
         for first in _MARKS:
@@ -172,7 +172,7 @@ class ChatEncoder:
             chat: the rendered one; None for text without marks.
 
         Raises:
-            RftError: the tokenizer cannot encode the text of a special token as ordinary text.
+            RftError: the tokenizer cannot encode the text of a special token as ordinary text, or makes one of another text.
         """
         token_ids: list[int] = []
         pieces = [(rendered, False)] if chat is None else chat.pieces(rendered)
@@ -180,8 +180,23 @@ class ChatEncoder:
             found = (
                 self._as_ordinary_text(text) if is_marked else self._tokenizer.encode(text, add_special_tokens=False)
             )
+            if chat is not None and not is_marked:
+                self._refuse_made(text, found)
             token_ids += [int(token) for token in found]
         return Encoded("".join(text for text, _ in pieces), token_ids)
+
+    def _refuse_made(self, text: str, token_ids: list[int]) -> None:
+        """Refuse more special tokens than have their text in the encoded text."""
+        made = self._special_ids - {self._tokenizer.unk_token_id}
+        num_written = 0 if self._in_texts is None else len(self._in_texts.findall(text))
+        found = [int(token) for token in token_ids if token in made]
+        if len(found) > num_written:
+            names = sorted({str(self._added.get(token, token)) for token in found})
+            raise RftError(
+                f"a message contains a text of which the model's tokenizer makes a special token, one of {', '.join(names)}",
+                value=text[-200:],
+                todo="remove texts from the message that resemble special tokens, for example in other letters",
+            )
 
     def _as_ordinary_text(self, token: str) -> list[int]:
         if token not in self._ordinary:
@@ -210,10 +225,9 @@ class Prompts:
         Args:
             encoder: the same in each call.
         """
-        try:
-            key = json.dumps(messages)
-        except (TypeError, ValueError):  # objects of a workflow, which its template may know
+        if not _is_plain_data(messages):  # objects of a workflow, which its template may know
             return encoder.prompt(messages)
+        key = repr(messages)  # unlike JSON, it distinguishes tuples from lists, and True from "true" as a key
         if key not in self._rendered:
             self._rendered[key] = encoder.prompt(messages)
         found = self._rendered[key]
@@ -306,24 +320,50 @@ def _pattern(tokens: list[str]) -> re.Pattern[str] | None:
 def _marked_message(message: Message, pattern: re.Pattern[str] | None, marks: Mapping[str, str]) -> Message:
     if pattern is None:
         return message
-    return {key: value if key == "role" else _marked(value, pattern, marks) for key, value in message.items()}
+    marked: Message = _marked(message, pattern, marks)
+    role = message.get("role")
+    # Templates compare and write roles, so a word is never changed.
+    return {**marked, "role": role} if isinstance(role, str) and role.isidentifier() else marked
 
 
 def _marked(value: Any, pattern: re.Pattern[str], marks: Mapping[str, str]) -> Any:
-    """Return a value of a message with marks in place of the texts of tokens."""
+    """Return a value of a message with marks in place of the texts of tokens.
+
+    Raises:
+        RftError: the text of an object contains a token.
+    """
     if isinstance(value, str):
-        return pattern.sub(lambda found: marks[found.group()], value)
+        return pattern.sub(lambda found: marks[found.group()], str.__str__(value))
     if isinstance(value, list):
         return [_marked(item, pattern, marks) for item in value]
-    return {key: _marked(item, pattern, marks) for key, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, tuple):
+        return tuple(_marked(item, pattern, marks) for item in value)
+    if isinstance(value, dict):
+        return {_marked(key, pattern, marks): _marked(item, pattern, marks) for key, item in value.items()}
+    if type(value) not in _SCALARS and (found := pattern.search(f"{value!s}\n{value!r}")):
+        raise RftError(
+            f"a message contains the special token {found.group()!r} in an object of type {type(value).__name__}",
+            todo="give the template a text, a list or a dict instead",
+        )
+    return value
+
+
+def _is_plain_data(value: Any) -> bool:
+    """Return whether `repr` distinguishes a value from every other one."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain_data, value))
+    if type(value) is dict:
+        return all(_is_plain_data(key) and _is_plain_data(item) for key, item in value.items())
+    return type(value) is str or type(value) in _SCALARS
 
 
 def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item)
     elif isinstance(value, dict):
-        for item in value.values():
+        for key, item in value.items():
+            yield from _texts(key)
             yield from _texts(item)

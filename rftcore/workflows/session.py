@@ -11,7 +11,6 @@ of the branches that begin after it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -242,20 +241,23 @@ def _arrays(sequences: list[Sequence]) -> dict[str, Array]:
 
 
 def _keys(messages: list[Message]) -> list[_Key]:
-    """Return what identifies each message: its role, its text without space around it, and further entries unless it is an answer."""
+    """Return what identifies each message: its role, its content, and further entries unless it is an answer.
+
+    Templates strip answers, so the space around an answer does not count.
+    """
     return [(str(message["role"]), _text_of(message), _further(message)) for message in messages]
 
 
 def _text_of(message: Message) -> str:
     content = message.get("content")
-    return content.strip() if isinstance(content, str) else json.dumps(content, default=str, sort_keys=True)
+    return repr(content.strip() if message["role"] == "assistant" and isinstance(content, str) else content)
 
 
 def _further(message: Message) -> str:
     if message["role"] == "assistant":
         return ""
-    entries = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return json.dumps(entries, default=str, sort_keys=True) if entries else ""
+    entries = [(repr(key), repr(value)) for key, value in message.items() if key not in ("role", "content")]
+    return repr(sorted(entries)) if entries else ""
 
 
 def _num_shared(one: list[_Key], other: list[_Key]) -> int:
