@@ -91,6 +91,8 @@ def _print_purged(done: PurgeResult, dry_run: bool) -> None:
     before = f", {done.num_purged_before} were purged before" if done.num_purged_before else ""
     which = f" (purge {done.purge_id})" if done.purge_id is not None else ""
     print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
+    if done.num_unanswered_tasks:
+        print(f"{done.num_unanswered_tasks} tasks without an experience {'would be' if dry_run else 'were'} purged too")
     if done.num_tasks:
         print(f"{done.num_tasks} of their tasks still have a prompt: --with-tasks also empties those")
     if done.made_experiences:

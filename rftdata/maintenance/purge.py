@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, QueryError, RftError
 from rftdata.maintenance.conditions import chosen
+from rftdata.maintenance.unanswered_tasks import purge_unanswered, unanswered_tasks
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.segments.base import SegmentAddress, SegmentAppender
 from rftdata.segments.codec import emptied
@@ -43,6 +44,7 @@ class PurgeResult:
         purge_id: key of its row in `rft.purge`; None if nothing was written.
         num_purged_before: chosen experiences that an earlier purge had emptied.
         num_tasks: tasks that still have a prompt.
+        num_unanswered_tasks: tasks without an experience that met the condition and were purged.
         made_experiences, made_tasks: what stages created from them. It keeps its texts and needs a separate purge. Empty for retention.
     """
 
@@ -52,6 +54,7 @@ class PurgeResult:
     num_tasks: int
     made_experiences: tuple[int, ...] = ()
     made_tasks: tuple[int, ...] = ()
+    num_unanswered_tasks: int = 0
 
 
 def purge(
@@ -70,7 +73,8 @@ def purge(
     Args:
         where: over `rft.v_experience`.
         reason, author: stored permanently.
-        tasks_too: also empty the tasks of these experiences and answers to them in evaluations. These tasks are never selected again.
+        tasks_too: also empty the tasks of these experiences and answers to them in evaluations. These tasks are never selected again. Without
+            `runs`, tasks without an experience that meet the condition are among them.
         tries: number of times each part is tried if it conflicts with other transactions.
 
     Raises:
@@ -81,10 +85,17 @@ def purge(
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="give one with --reason: it is the only record that stays")
     choice = _Condition(buffer, where, [buffer.find_run(name).run_id for name in runs] or None)
-    if not choice.choose():
+    unanswered = unanswered_tasks(buffer, where) if tasks_too and not runs else []
+    if not unanswered and not choice.choose():
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
     order = PurgeOrder("request", where, reason.strip(), author, tasks_too)
-    return purge_chosen(buffer, choice, order, dry_run=dry_run, tries=tries)
+    purge_id = None
+    if unanswered and not dry_run:
+        # First, so that an answer that is stored meanwhile is found as an experience. `purge_chosen` continues this purge.
+        purge_id = int(buffer.database.fetch("begin_purge", **vars(order))[0]["purge_id"])
+        purge_unanswered(buffer, purge_id, unanswered)
+    done = purge_chosen(buffer, choice, order, dry_run=dry_run, tries=tries)
+    return replace(done, purge_id=done.purge_id or purge_id, num_unanswered_tasks=len(unanswered))
 
 
 class Choice(Protocol):

@@ -79,6 +79,6 @@ def execute(buffer: Buffer, request: PurgeRequest) -> PurgeSummary:
     if request.dry_run:
         return PurgeSummary(purged, 0, None)
     num_rewritten = 0
-    if request.rewrite_tables or (purged is not None and purged.num_experiences):
+    if request.rewrite_tables or (purged is not None and (purged.num_experiences or purged.num_unanswered_tasks)):
         num_rewritten = vacuum(buffer, rewrite=request.rewrite_tables)
     return PurgeSummary(purged, num_rewritten, erase(buffer, now=request.erase_now))

@@ -195,13 +195,17 @@ class Worker:
         progress = dict(self.progress)
         if self._heartbeat_error:
             progress["last_heartbeat_error"] = self._heartbeat_error
-        self._database.run(
-            "heartbeat",
-            worker_id=self.worker_id,
-            state=self._state,
-            waiting_for=self._waiting_for,
-            progress=Jsonb(storable(progress)),
-        )
+        with self._database.transaction() as connection:
+            if ": " in (self._waiting_for or ""):
+                execute(connection, "lock_worker", worker_id=self.worker_id)
+            execute(
+                connection,
+                "heartbeat",
+                worker_id=self.worker_id,
+                state=self._state,
+                waiting_for=self._waiting_for,
+                progress=Jsonb(storable(progress)),
+            )
 
 
 def _register(run: Run, role: str) -> int:

@@ -52,6 +52,17 @@ SELECT experience_id, version FROM rft.lock_purged(%(experience_ids)s);
 -- Remove the texts of experiences; return how many had not been purged before.
 SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purged;
 
+-- name: unanswered_tasks (read)
+-- Tasks with texts and without an experience, with those columns of rft.v_experience that such a task has.
+SELECT t.task_id, t.taskset, t.task_key, t.payload ->> 'prompt' AS prompt, t.payload ->> 'answer' AS answer
+FROM rft.task t
+WHERE t.payload <> '{"purged": true}'
+  AND NOT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.experience e USING (group_id) WHERE g.task_id = t.task_id);
+
+-- name: purge_tasks
+-- Remove the texts of tasks and of what is stored about them.
+SELECT set_config('rft.purge', %(purge_id)s::text, true), rft.purge_tasks(%(task_ids)s, %(purge_id)s), rft.purge_errors('{}', %(task_ids)s, %(purge_id)s);
+
 -- name: unpurged_sharers
 -- Copies that a fork created after the purge had looked for them. Asked once the groups are locked and abandoned.
 SELECT s.experience_id FROM rft.sharers_of_arrays(%(experience_ids)s) s

@@ -13,8 +13,11 @@ SELECT coalesce(max(worker_id), 0) AS worker_id FROM rft.worker
 WHERE (run_id, role, host, pid, pid_space, pid_started) = (%(run_id)s, %(role)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s);
 
 -- name: heartbeat
--- Record that a process is alive, and what it does. If another process has recorded that it is gone, that was wrong.
-UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s,
+-- Record that a process is alive, and what it does. If another process has recorded that it is gone, that was wrong. What it waits for is
+-- stored without the error after a colon, if that may quote what was purged since the process began.
+UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, progress = %(progress)s,
+    waiting_for = CASE WHEN strpos(%(waiting_for)s::text, ': ') > 0 AND rft.was_purged_since(run_id, NULL, started_at)
+                       THEN split_part(%(waiting_for)s::text, ': ', 1) ELSE %(waiting_for)s::text END,
     stopped_at = CASE WHEN error = 'the process is gone' THEN NULL ELSE stopped_at END, error = nullif(error, 'the process is gone')
 WHERE worker_id = %(worker_id)s;
 

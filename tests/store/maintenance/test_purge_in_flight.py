@@ -23,7 +23,7 @@ from rftdata.attempts.evaluations import (
     finish_evaluation,
     plan_evaluations,
 )
-from rftdata.errors import FencedError, PurgedError
+from rftdata.errors import FencedError, PurgedError, QueryError
 from rftdata.maintenance import purge
 from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import CreatedTask, Question, Review, StageRun, Verdicts, dropped
@@ -200,6 +200,18 @@ def of_a_worker_that_fails(story: Story) -> Finish:
     return lambda: worker.stop(f"ValueError: {SECRET}")
 
 
+def of_a_worker_that_waits(story: Story) -> Finish:
+    worker = Worker(story.roles.run, "explorer")
+
+    def waits_and_is_killed() -> None:
+        worker.set_state("pauses", f"what its rollouts need: all failed, the last with ValueError: {SECRET}")
+        worker._stopped.set()  # no further heartbeat
+        row = story.buffer.sql("SELECT waiting_for FROM rft.worker WHERE worker_id = %s", [worker.worker_id])
+        assert str(row["waiting_for"][0]).startswith("what its rollouts need")
+
+    return waits_and_is_killed
+
+
 def of_a_supervisor_that_sees_a_crash(story: Story) -> Finish:
     run = story.roles.run
     return lambda: end_worker(run, "here", 1, f"ValueError: {SECRET}", pid_space="", crashed=True)
@@ -229,6 +241,7 @@ PATHS: dict[Callable[[Story], Finish], str] = {
     of_an_evaluation: "evaluation_answer",
     of_an_evaluation_that_fails: "evaluation",
     of_a_worker_that_fails: "worker",
+    of_a_worker_that_waits: "worker",
     of_a_supervisor_that_sees_a_crash: "worker",
     of_a_run_that_fails: "run",
 }
@@ -351,6 +364,28 @@ def test_errors_of_rollouts_without_an_answer_are_purged_with_their_group_or_tas
         "error"
     ].to_pylist() == ["[purged]", SECRET]
     story.purge()
+    check(story)
+
+
+def test_tasks_without_an_experience_are_purged(story: Story) -> None:
+    buffer = story.buffer
+    for key, prompt in (("a", SECRET), ("b", "b")):
+        payload = f'{{"prompt": "{prompt}"}}'
+        buffer.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('held_out', %s, %s)", [key, payload])
+
+    def purged(where: str, **options: object) -> purge.PurgeResult:
+        return purge.purge(buffer, where, reason="x", author="ada", **options)  # type: ignore[arg-type]
+
+    for where, tasks_too in (("task_key = 'a'", False), ("task_key = 'a' AND reward < 2", True)):
+        with pytest.raises(QueryError, match="no experience meets"):
+            purged(where, tasks_too=tasks_too)
+    assert purged("task_key = 'a'", tasks_too=True, dry_run=True).num_unanswered_tasks == 1
+    done = purged("v_experience.prompt LIKE '%Mal%lory%'", tasks_too=True)
+    assert (done.num_unanswered_tasks, done.num_experiences) == (1, 2)
+    rows = buffer.sql(
+        "SELECT task_key, payload::text AS p, status::text AS s FROM rft.task WHERE taskset = 'held_out' ORDER BY 1"
+    )
+    assert rows["p"].to_pylist() == ['{"purged": true}', '{"prompt": "b"}']
     check(story)
 
 

@@ -155,7 +155,9 @@ BEGIN
     WHERE p.purge_id = of_purge AND p.kind = 'request';
     IF FOUND THEN
         PERFORM FROM rft.worker WHERE run_id = ANY (runs) ORDER BY worker_id FOR UPDATE;
-        UPDATE rft.worker SET error = '[purged]' WHERE run_id = ANY (runs) AND error <> 'the process is gone';
+        -- What a process waits for may quote an error after a colon.
+        UPDATE rft.worker SET error = CASE WHEN error <> 'the process is gone' THEN '[purged]' ELSE error END, waiting_for = split_part(waiting_for, ': ', 1)
+        WHERE run_id = ANY (runs) AND (error <> 'the process is gone' OR waiting_for LIKE '%: %');
         UPDATE rft.run SET outcome = '[purged]' WHERE run_id = ANY (runs) AND status = 'failed' AND outcome IS NOT NULL;
     END IF;
 END
