@@ -182,7 +182,7 @@ def _own_stack(path: Path, pid: int, thread: Thread) -> str:
         text = path.read_bytes()[before:].decode(errors="replace")
     except FileNotFoundError:  # the process has ended
         text = ""
-    return text.rstrip() or "  wrote no stack: it runs no Python code"
+    return text.rstrip() or f"  wrote no stack within {_LONGEST_S:g} s; it may run no Python code"
 
 
 def _await_written(path: Path, before: int) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from rftcore.run import stacks
 from rftcore.run.stacks import WITHOUT_LOCK, read_stacks
+from rftcore.run.thread_times import ThreadTimes
 from tests.support.waiting import PATIENCE_S, wait_until
 
 PROGRAM = """
@@ -132,6 +134,20 @@ def test_a_signal_handler_writes_the_stack_of_its_own_thread_alone(
     main_thread, holder = read_stacks(tmp_path / "run", [pid])[pid].split("\n\n")[1:3]
     assert main_thread.startswith(f"Thread {pid} ") and "<module>" in main_thread and "in match" not in main_thread
     assert "in match" in holder and "in match_for_long" in holder and "<module>" not in holder
+
+
+@pytest.mark.parametrize(("way", "take_turns"), [("locked in a thread", False), ("turns", True)])
+def test_threads_that_take_turns_are_told_from_one_that_keeps_the_lock(
+    begin: Begin, tmp_path: Path, *, way: str, take_turns: bool
+) -> None:
+    pid = begin(way, "run")
+    times = ThreadTimes(pid)
+    for _ in range(6):
+        time.sleep(0.25)
+        times.look()
+    assert (times.num_working(PATIENCE_S) > 1) == take_turns
+    main_thread, first, *rest = times.threads()
+    assert main_thread.thread_id == pid and first.used_s > 0 and all(other.used_s <= first.used_s for other in rest)
 
 
 def test_a_suspended_process_is_not_signalled(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
