@@ -10,11 +10,10 @@ from typing import Any
 
 from rftdata.errors import RftError
 from rftdata.experience import Group, Rollout, validate
-from rftdata.postgres.binary_copy import ExperienceKeys, experience_row, rollout_row
+from rftdata.postgres.binary_copy import NULL, ExperienceKeys, experience_row, rollout_row, text
 from rftdata.postgres.driver_errors import one_line
 from rftdata.postgres.values import jsonb_bytes
 from rftdata.segments.codec import encode
-from rftdata.writing.prompts import Prompts
 from rftdata.writing.write_batch import UNSTORABLE
 
 
@@ -32,10 +31,9 @@ def check_rollout(rollout: Rollout) -> None:
         rollout_row(0, 0, rollout)
         if rollout.sequences:
             encode(rollout.sequences)
-        texts = Prompts().of_group(0, rollout.sequences)
-        for sequence, fields in zip(rollout.sequences, texts, strict=True):
+        for sequence in rollout.sequences:
             keys = ExperienceKeys(0, 0, 0, 0, 0, 0, sequence.turn_index or 0)
-            experience_row(keys, "explorer", sequence, sequence.parent_id, fields)
+            experience_row(keys, "explorer", sequence, sequence.parent_id, (text(sequence.prompt), NULL))
     except RftError:
         raise
     except UNSTORABLE as error:

@@ -44,6 +44,18 @@ def test_a_reward_that_fails_on_every_rollout_ends_the_run_with_the_users_stack(
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes from another process"
 
 
+def test_a_rollout_whose_messages_are_no_json_is_stored_with_its_error(run: Run, attempt: Attempt) -> None:
+    (run.folder / "own.py").write_text(
+        "import datetime\n\n"
+        "async def workflow(task, model, score):\n"
+        "    return await score(await model.chat([{'role': 'user', 'content': 'a', 'at': datetime.date.today()}]), task)\n"
+    )
+    run.publish(attempt, 0, "a")
+    with pytest.raises(RolloutsFailedError, match=r"the messages of a rollout cannot be stored.*type date is not JSON"):
+        run.explore(OneAtATime(), until=lambda: False, workflow="./own.py:workflow")
+    assert outcomes(run) == {"failed": 4}
+
+
 def test_a_run_may_be_allowed_more_failed_steps(run: Run, attempt: Attempt) -> None:
     """Two steps may start at once; both fail."""
     (run.folder / "bad.py").write_text(BAD_REWARD)
