@@ -70,7 +70,7 @@ def stamp_digest(extras: str) -> str:
 
 def make_venv() -> None:
     if VENV.exists() and not runs(PYTHON):
-        print("       .venv has no working Python 3.11 to 3.13: creating it again")
+        print("       .venv has no working Python 3.11.5 to 3.13: creating it again")
         run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     elif not VENV.exists() or not (VENV / "pyvenv.cfg").is_file():
         run([sys.executable, "-m", "venv", str(VENV)])
@@ -95,7 +95,7 @@ def step(what: str) -> Iterator[None]:
 
 
 def runs(python: Path) -> bool:
-    supported = "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))"
+    supported = "import sys; sys.exit(not (3, 11, 5) <= sys.version_info[:3] < (3, 14))"
     return python.exists() and succeeds([str(python), "-c", supported])
 
 
