@@ -115,6 +115,14 @@ def figures(buffer: Buffer, name: str, made: list[Group]) -> dict[str, Any]:
     }
 
 
+def publish_policy(buffer: Buffer) -> None:
+    """Publish the policy version that the rollouts name, the first one of a buffer."""
+    run = buffer.create_run(name="policy", config={}, seed=1, steps=1, pipeline_version="none")
+    with buffer.attempt(run) as attempt:
+        version = attempt.publish(0, method="memory", uri="/weights/0", num_bytes=1, checksum="0")
+    assert version == 1
+
+
 def _sizes(buffer: Buffer) -> dict[str, int]:
     (row,) = buffer.sql(
         "SELECT (SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r')::bigint AS database,"
@@ -127,6 +135,7 @@ def measure(folder: Path, turns: Sequence[int], num_groups: int, num_tokens: int
     """Measure each number of turns in both layouts."""
     result: dict[str, Any] = {}
     with rftdata.open(f"{folder}/buffer") as buffer:
+        publish_policy(buffer)
         # The first rows of a table and of its indexes take whole pages.
         for layout, first in groups(num_groups, 1, num_tokens).items():
             figures(buffer, f"first pages, {layout}", first)

@@ -70,8 +70,8 @@ def _warn(sentence: str) -> None:
 
 
 def _with_shared_settings(resolved: ResolvedRun, run: Run, role: Role) -> Run:
-    """Return the run to join. A trainer that continues a run in which nobody works stores its settings, and every other role has those that
-    are stored.
+    """Return the run to join. A trainer that continues an ended run stores its settings, and every other role has those that are stored. A
+    trainer may also change the number of steps of a run in which nobody works.
 
     Raises:
         ConfigError: the role would plan or draw by other settings than the others.
@@ -83,7 +83,7 @@ def _with_shared_settings(resolved: ResolvedRun, run: Run, role: Role) -> Run:
         )  # the run's row has their number, and only a trainer counts to that of its configuration
     if not differ:
         return run
-    if run.has_ended or (role == "trainer" and not any(worker.beats for worker in live_workers(run))):
+    if run.has_ended or ({*differ} == {"steps"} and not any(worker.beats for worker in live_workers(run))):
         return continue_by_hand(resolved, run)
     key = min(differ)
     given, stored = differ[key]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.buffer.turns import GROUP_SIZE, figures, groups
+from benchmarks.buffer.turns import GROUP_SIZE, figures, groups, publish_policy
 from rftdata import Buffer
 
 
 def test_a_row_per_branch_has_fewer_tokens_and_trains_on_as_many(buffer: Buffer) -> None:
+    publish_policy(buffer)
     made = groups(2, 4, 8)
     per_turn, per_branch = (figures(buffer, layout, of) for layout, of in made.items())
     assert (per_turn["rows"], per_branch["rows"]) == (2 * GROUP_SIZE * 4, 2 * GROUP_SIZE)
