@@ -23,6 +23,7 @@ from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.evaluator import Evaluator
+from rftcore.explorer.group_store import store_groups
 from rftcore.explorer.outage import Outage
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
@@ -35,7 +36,6 @@ from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
 from rftdata.attempts.evaluations import versions_to_evaluate
-from rftdata.errors import FencedError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
@@ -215,6 +215,7 @@ class Explorer:
 
     async def _find_work(self) -> bool:
         """Answer evaluations or claim groups; return whether there was anything to do."""
+        self._evaluate_beside()
         if self.outage.lasts:
             # One group shows whether the outage is over. An evaluation that fails as a whole shows no more, and costs more.
             return self._claim() or await self._evaluate()
@@ -273,23 +274,10 @@ class Explorer:
             held = [claimed.group_id for claimed in self.in_flight.values()]
             await asyncio.to_thread(partial(release_groups, self.run, self.worker.worker_id, but=held))
         else:
-            await self._store(ended)
+            await asyncio.to_thread(store_groups, self.writer, ended, self.failures.record)
         if errors:
             raise errors[0]
         self.failures.check_ended([(claimed.explore_step, task.result()) for task, claimed in done.items()])
-
-    async def _store(self, groups: list[Group]) -> None:
-        if not groups:
-            return
-        try:
-            await asyncio.to_thread(self.writer.insert, *groups)
-        except FencedError:
-            # One claim passed to another explorer; the others are still held.
-            for group in groups:
-                try:
-                    await asyncio.to_thread(self.writer.insert, group)
-                except FencedError:
-                    self.worker.progress["groups_refused"] = 1 + self.worker.progress.get("groups_refused", 0)
 
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""
@@ -371,10 +359,11 @@ class Explorer:
         if self._evaluation is not None and self._evaluation.done():
             evaluation, self._evaluation = self._evaluation, None
             evaluation.result()
-        may_begin = self._evaluation is None and not self.device.is_shared and not self.outage.lasts
+        explores = not self.only_evaluates and not self.device.is_shared and self.weights.trainer_step is not None
+        may_begin = explores and self._evaluation is None and not self.outage.lasts
         version = self.engine.policy_version_id
         # Without a checksum the weights may be a mixture, which loading them again would replace under the rollouts.
-        if may_begin and self.in_flight and self.weights.checksum and version in versions_to_evaluate(self.run):
+        if may_begin and self.weights.checksum and version in versions_to_evaluate(self.run):
             self._evaluation = asyncio.create_task(self.evaluator.answer_all(version))
 
     def _record_rate(self, tokens_before: int, seconds: float) -> None:

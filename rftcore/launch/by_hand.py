@@ -71,7 +71,7 @@ def _warn(sentence: str) -> None:
 
 def _with_shared_settings(resolved: ResolvedRun, run: Run, role: Role) -> Run:
     """Return the run to join. A trainer that continues an ended run stores its settings, and every other role has those that are stored. A
-    trainer may also change the number of steps of a run in which nobody works.
+    trainer also stores another number of steps if no process of the run is alive.
 
     Raises:
         ConfigError: the role would plan or draw by other settings than the others.

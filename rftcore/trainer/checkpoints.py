@@ -205,8 +205,8 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
 class HostMemory:
     """Memory of the host for the copies of checkpoints, which are written one after the other.
 
-    It is kept for the next checkpoint: to get new memory from the system takes longer than to copy. A copy above `KEPT_BYTES` gets new memory, and so do
-    those that come after it.
+    It is kept for the next checkpoint: to get new memory from the system takes longer than to copy. A copy for which `KEPT_BYTES` leave no room gets new
+    memory.
 
     Args:
         device: that is copied from.
@@ -227,9 +227,10 @@ class HostMemory:
         """
         kept = self._kept.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            self._num_kept_bytes += tensor.nbytes - (0 if kept is None else kept.nbytes)
-            if self._num_kept_bytes > self.KEPT_BYTES:
+            more = tensor.nbytes - (0 if kept is None else kept.nbytes)
+            if self._num_kept_bytes + more > self.KEPT_BYTES:
                 return tensor.to("cpu", copy=True)
+            self._num_kept_bytes += more
             kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
             self._kept[name] = kept
         return kept.copy_(tensor, non_blocking=True)

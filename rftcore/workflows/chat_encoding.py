@@ -193,7 +193,7 @@ class ChatEncoder:
         if len(found) > num_written:
             names = sorted({str(self._added.get(token, token)) for token in found})
             raise RftError(
-                f"a message contains a text of which the model's tokenizer makes a special token, one of {', '.join(names)}",
+                f"a message contains text that the model's tokenizer encodes as a special token, one of {', '.join(names)}",
                 value=text[-200:],
                 todo="remove texts from the message that resemble special tokens, for example in other letters",
             )

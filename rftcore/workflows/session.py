@@ -134,19 +134,14 @@ class Session:
 
     def _extended_by(self, prompt: Prompt) -> _Node | None:
         """Return the turn with the most tokens, of those whose tokens begin the prompt; the latest of several."""
-        found: _Node | None = None
-        for node in self._nodes:
+        by_tokens = sorted(self._nodes, key=lambda node: (len(node.turn.sequence.token_ids), node.number), reverse=True)
+        for node in by_tokens:
             known = node.turn.sequence.token_ids
             # The tokens of a turn without an answer also begin the prompts of others that answer the same chat.
             is_empty = len(known) == node.turn.sequence.num_prompt_tokens and node.number != prompt.continues
-            if (
-                node.prompt is not None
-                and not is_empty
-                and (found is None or len(known) >= len(found.turn.sequence.token_ids))
-                and prompt.token_ids[: len(known)] == known
-            ):
-                found = node
-        return found
+            if node.prompt is not None and not is_empty and prompt.token_ids[: len(known)] == known:
+                return node
+        return None
 
     def _fork(self, node: _Node) -> str | None:
         """Return why a turn that joins no sequence begins one."""
@@ -199,7 +194,9 @@ def _joined(nodes: list[_Node]) -> Sequence:
         behavior_logprobs=logprobs,
         loss_mask=mask,
         policy_spans=[span for s in sequences for span in s.policy_spans],
-        metrics={name: value for s in sequences for name, value in s.metrics.items()},
+        metrics={
+            name: value for s in sequences for name, value in s.metrics.items()
+        },  # of one name, that of the last turn
         messages=last.messages,
         arrays={TURNS: np.array(bounds, np.int32), **_arrays(sequences)},
     )

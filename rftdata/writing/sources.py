@@ -66,22 +66,20 @@ def check_sources(checks: SourceChecks) -> None:
         PurgedError: a source was purged.
         RftError: a parent or a policy version does not exist.
     """
-    if checks.parents is not None:
-        for unknown in set(checks.parent_ids) - {row["experience_id"] for row in checks.parents.fetchall()}:
-            raise RftError(
-                "the parent_id of a sequence names an experience that does not exist",
-                value=unknown,
-                allowed="an experience_id of this buffer, or None",
-                todo="write the parent first, or leave parent_id out",
-            )
-    if checks.versions is not None:
-        for unknown in set(checks.version_ids) - {row["policy_version_id"] for row in checks.versions.fetchall()}:
-            raise RftError(
-                "the policy_spans of a sequence name a policy version that does not exist",
-                value=unknown,
-                allowed="a policy_version_id of this buffer (rft.policy_version); no spans if no policy of this buffer sampled",
-                todo="use what Attempt.publish returned, or leave policy_spans out",
-            )
+    for unknown in _missing(checks.parent_ids, checks.parents):
+        raise RftError(
+            "the parent_id of a sequence names an experience that does not exist",
+            value=unknown,
+            allowed="an experience_id of this buffer, or None",
+            todo="write the parent first, or leave parent_id out",
+        )
+    for unknown in _missing(checks.version_ids, checks.versions):
+        raise RftError(
+            "the policy_spans of a sequence name a policy version that does not exist",
+            value=unknown,
+            allowed="a policy_version_id of this buffer (rft.policy_version); no spans if no policy of this buffer sampled",
+            todo="use what Attempt.publish returned, or leave policy_spans out",
+        )
     for row in checks.purged.fetchall() if checks.purged is not None else ():
         raise PurgedError(
             f"experience {row['experience_id']}, from which this group was made, was purged",
@@ -93,3 +91,10 @@ def check_sources(checks: SourceChecks) -> None:
                 f"the task {row['task_key']!r} of {row['taskset']!r} was purged",
                 todo="discard the group, or give its task another key if it has nothing of the purged one",
             )
+
+
+def _missing(ids: list[int], existing: Cursor | None) -> list[int]:
+    """Return the ids that are not in the answer, whose rows have one column each."""
+    if existing is None:
+        return []
+    return sorted(set(ids) - {value for row in existing.fetchall() for value in row.values()})

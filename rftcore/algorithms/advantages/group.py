@@ -55,10 +55,10 @@ class GroupConfig(PartConfig):
 
 
 class Group(Advantage):
-    """Compares rollouts: each counts once, with the mean of its turns' rewards.
+    """Compares rollouts: each counts once, with the mean reward of its rows.
 
-    Turns of a rollout have equal rewards unless one alone was relabelled. If every turn counted, long rollouts would shift the baseline
-    of short ones. With `scale: group`, a group of one rollout or of equal rewards has advantage 0: nothing differs, and a rounding error
+    Rows of a rollout have equal rewards unless one alone was relabelled. If every row counted, rollouts with many branches would shift the
+    baseline of others. With `scale: group`, a group of one rollout or of equal rewards has advantage 0: nothing differs, and a rounding error
     in the mean of equal rewards, divided by eps, would have a random sign.
     """
 

@@ -60,8 +60,10 @@ def scored(batch: TrainBatch) -> TrainBatch:
     lengths_B = batch.attention_mask_BT.sum(dim=1)
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
     end_BT[:, 0] = False
+    num_places = batch.attention_mask_BT.shape[1]
     return replace(
         batch,
+        turn_start_BA=batch.turn_start_BA.masked_fill(batch.turn_start_BA == num_places, num_places + 1),
         token_ids_BT=_widened(batch.token_ids_BT),
         attention_mask_BT=_widened(batch.attention_mask_BT),
         loss_mask_BT=end_BT,

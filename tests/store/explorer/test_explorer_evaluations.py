@@ -22,7 +22,9 @@ def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, at
 
 def test_an_evaluation_whose_answers_all_took_too_long_has_no_score(run: Run, attempt: Attempt) -> None:
     run.ask(attempt, run.publish(attempt, 0, "a"), "a")
-    run.explore(OneAtATime(seconds=3600), until=run.all_ended, rollout_timeout_s=0.1)
+    engine = Sorted()
+    engine.answers_sampled = True  # rollouts run beside it
+    run.explore(engine, until=run.all_ended, rollout_timeout_s=0.1)
     (evaluation,) = run.evaluations()
     assert (evaluation["status"], evaluation["mean_reward"]) == ("failed", None)
     assert (

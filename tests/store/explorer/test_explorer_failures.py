@@ -56,6 +56,26 @@ def test_a_rollout_whose_messages_are_no_json_is_stored_with_its_error(run: Run,
     assert outcomes(run) == {"failed": 4}
 
 
+@pytest.mark.parametrize("other", ["np.zeros(1)", "np.array([{}], object)"])
+def test_rollouts_whose_arrays_cannot_be_stored_with_those_of_the_others_fail_alone(
+    run: Run, attempt: Attempt, other: str
+) -> None:
+    (run.folder / "own.py").write_text(
+        "import itertools\n\nimport numpy as np\n\nnumbers = itertools.count()\n\n\n"
+        "async def workflow(task, model, score):\n"
+        "    turn = await model.chat([{'role': 'user', 'content': 'a'}])\n"
+        f"    turn.sequence.arrays = {{'mine': {other} if next(numbers) == 1 else np.zeros(1, np.float32)}}\n"
+        "    return await score(turn, task)\n"
+    )
+    run.publish(attempt, 0, "a")
+    run.explore(OneAtATime(), until=lambda: sum(outcomes(run).values()) == 4, workflow="./own.py:workflow")
+    assert outcomes(run) == {"ok": 3, "failed": 1}
+    (failed,) = run.rows(
+        "SELECT error FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s AND error IS NOT NULL"
+    )
+    assert "arrays" in failed["error"] or "array" in failed["error"]
+
+
 def test_a_run_may_be_allowed_more_failed_steps(run: Run, attempt: Attempt) -> None:
     """Two steps may start at once; both fail."""
     (run.folder / "bad.py").write_text(BAD_REWARD)

@@ -21,7 +21,7 @@ def stored(buffer: Buffer) -> Buffer:
 
 
 def abandon(writer: Writer) -> None:
-    """Append arrays with the secret that no row will name, as a write of which the outcome stays unknown."""
+    """Append arrays with the secret that no row will name, like a write whose outcome stays unknown."""
     arrays = writer._store.begin_arrays(secret_group("lost").rollouts[0].sequences)
     assert arrays is not None
     arrays.result()

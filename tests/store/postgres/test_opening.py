@@ -187,7 +187,7 @@ def test_create_that_fails_removes_only_what_a_buffer_consists_of(place: Path) -
     server = EmbeddedServer(place)
     with contextlib.suppress(KeyboardInterrupt), removed_if_it_fails(server):
         server.start()
-        (place / "notes").write_text("somebody else's, of the same second")
+        (place / "notes").write_text("a file of another process")
         raise KeyboardInterrupt
     assert [path.name for path in place.iterdir()] == ["notes"] and not server.is_running()
 

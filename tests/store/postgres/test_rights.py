@@ -188,6 +188,56 @@ def test_a_labeller_keeps_no_correction_out_of_the_statistics(buffer: Buffer, ro
     assert len(buffer.sql(f"SELECT * FROM rft.check_task_stat({roles.run_id})")) == 0
 
 
+_OF_A_LABELLER = {
+    "search_path": "pg_temp, public",
+    "transform_null_equals": "on",
+    "standard_conforming_strings": "off",
+    "quote_all_identifiers": "on",
+    "array_nulls": "off",
+    "extra_float_digits": "-15",
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "sql_standard",
+    "TimeZone": "Pacific/Kiritimati",
+    "bytea_output": "escape",
+    "row_security": "off",
+    "plpgsql.extra_errors": "all",
+    "enable_nestloop": "off",
+    "enable_indexscan": "off",
+    "join_collapse_limit": "1",
+    "rft.folding": "done",
+    "rft.purge": "1",
+    "rft.clock_shift": "2 hours",
+}
+
+
+def test_what_a_labeller_sets_and_makes_changes_nothing_of_a_correction(
+    buffer: Buffer, roles: Roles, login: Login
+) -> None:
+    """Every setting that an account may change and a function could notice, and temporary tables and types with the names of ours."""
+    columns = "kind::text, task_id, successes, trials"
+
+    def corrected(session: psycopg.Connection) -> list[tuple[object, ...]]:
+        with session.transaction(force_rollback=True):
+            session.execute("UPDATE rft.experience SET reward = (reward + 1) / 4")
+            # Binary, because a session may also shorten the numbers that it reads as text.
+            corrections = session.execute(f"SELECT {columns} FROM rft.task_observation ORDER BY 1, 2", binary=True)
+            found = corrections.fetchall()
+            labels = session.execute(
+                "SELECT experience_id, old_value, new_value FROM rft.label ORDER BY 1", binary=True
+            )
+            return found + labels.fetchall()
+
+    expected = corrected(login("rft_labeler"))
+    assert "correction" in {row[0] for row in expected}
+    labeller = login("rft_labeler")
+    labeller.execute("CREATE TYPE pg_temp.bigint AS ENUM ('a')")
+    for table in ("new_rows", "old_rows", "experience", "rollout_group", "task_observation", "label", "task_stat"):
+        labeller.execute(f"CREATE TEMPORARY TABLE {table} (experience_id pg_temp.bigint, reward pg_temp.bigint)")
+    for name, value in _OF_A_LABELLER.items():
+        labeller.execute("SELECT set_config(%s, %s, false)", [name, value])
+    assert corrected(labeller) == expected
+
+
 def test_a_labeller_adds_nothing_to_the_batch_of_another(buffer: Buffer, roles: Roles, login: Login) -> None:
     first, second = buffer.sql("SELECT experience_id AS i FROM rft.experience ORDER BY 1 LIMIT 2")["i"].to_pylist()
     theirs = labels.set_rewards(buffer, {first: 0.5}, author="ada").label_batch_id

@@ -440,10 +440,6 @@ def _other_mask(turn: Turn) -> None:
     turn.sequence.loss_mask = np.ones(1000, np.bool_)
 
 
-def _object_array(turn: Turn) -> None:
-    turn.sequence.arrays = {"state_hash": np.array([{}], object)}
-
-
 def _object_in_messages(turn: Turn) -> None:
     assert turn.sequence.messages is not None
     turn.sequence.messages[0]["at"] = datetime(2026, 1, 1)
@@ -455,7 +451,6 @@ def _object_in_messages(turn: Turn) -> None:
     [
         (_own_array, {}, "an array that cannot be joined.*got 'mine'"),
         (_other_mask, {}, "broadcast|loss_mask must have one value per response token"),
-        (_object_array, {}, "have a type that cannot be stored"),
         (_object_in_messages, {}, "the messages of a rollout cannot be stored.*datetime.*allowed: texts, numbers"),
         (None, {"a": datetime}, "the reward_parts of a rollout cannot be stored.*type"),
     ],

@@ -305,7 +305,7 @@ def test_keys_tuples_and_roles_forge_no_special_token() -> None:
 
 
 @pytest.mark.parametrize(("normalizer", "text"), [("Lowercase", "<|END|>"), ("NFKC", "\uff1c|end|>")])
-def test_a_text_of_which_a_normalizer_makes_a_special_token_is_refused(normalizer: str, text: str) -> None:
+def test_a_text_that_a_normalizer_turns_into_a_special_token_is_refused(normalizer: str, text: str) -> None:
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -319,7 +319,7 @@ def test_a_text_of_which_a_normalizer_makes_a_special_token_is_refused(normalize
     tokenizer.chat_template = "{% for m in messages %}{{m['content']}}<|end|>{% endfor %}"
     exact = chat_encoder(tokenizer).prompt(asked("<|end|>so"))
     assert exact.token_ids.count(tokenizer.eos_token_id) == 1
-    with pytest.raises(RftError, match=r"makes a special token, one of <\|end\|> \(got '.*so<\|end\|>'"):
+    with pytest.raises(RftError, match=r"encodes as a special token, one of <\|end\|> \(got '.*so<\|end\|>'"):
         chat_encoder(tokenizer).prompt(asked(f"{text}so"))
 
 

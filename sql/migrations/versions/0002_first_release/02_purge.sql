@@ -105,12 +105,12 @@ DECLARE
     sets text[];
     answered bigint[];
 BEGIN
-    -- Whoever plans, answers or decides on one of them locks it FOR KEY SHARE or more before it commits.
+    -- A transaction that plans, answers or decides on a task locks its row FOR KEY SHARE, or more strongly, before it commits.
     PERFORM FROM rft.task WHERE task_id = ANY (of_tasks) ORDER BY task_id FOR UPDATE;
     SELECT array_agg(DISTINCT taskset) INTO sets FROM rft.task WHERE task_id = ANY (of_tasks);
     -- Explorers that hold a group of them lose their claims, so a late answer is refused.
     PERFORM FROM rft.rollout_group WHERE task_id = ANY (of_tasks) AND status IN ('planned', 'claimed') ORDER BY group_id FOR UPDATE;
-    -- Groups with an experience that is not to be purged stay.
+    -- A group stays if it has an experience that was not purged.
     PERFORM rft.purge_outcomes(ARRAY(
         SELECT g.group_id FROM rft.rollout_group g WHERE g.task_id = ANY (of_tasks) AND NOT EXISTS (
             SELECT FROM rft.experience e WHERE e.group_id = g.group_id
