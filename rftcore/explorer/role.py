@@ -273,7 +273,7 @@ class Explorer:
         if self.failures.of_an_outage(ended):
             held = [claimed.group_id for claimed in self.in_flight.values()]
             await asyncio.to_thread(partial(release_groups, self.run, self.worker.worker_id, but=held))
-        else:
+        elif ended:
             await asyncio.to_thread(store_groups, self.writer, ended, self.failures.record)
         if errors:
             raise errors[0]
