@@ -227,8 +227,9 @@ print(events[0].pid, int((folder / "pid").read_text()), lives(), events[1].statu
 SLOW_MODULE = """
 import os, time
 print("slow_module for", os.environ["WHICH"])
-with open({file!r}, "w") as pid:
+with open({file!r} + ".new", "w") as pid:
     pid.write(str(os.getpid()))
+os.replace({file!r} + ".new", {file!r})
 {then}
 """
 
