@@ -22,6 +22,8 @@ OUTCOMES = ("ok", "failed", "timeout", "cancelled")
 SOURCES = ("explorer", "human", "import", "synthesis")
 FORKS = ("branch", "history", "template", "separate")
 """Why a sequence begins anew in its rollout, see the type `rft.fork`."""
+STOP_REASONS = ("max_turns", "max_rollout_tokens", "context_length", "rollout_timeout")
+"""Limits that end a rollout and keep it."""
 TURNS = "turns"
 """Name of the array with the turns of a sequence."""
 
@@ -142,7 +144,11 @@ class Sequence:
 
 @dataclass
 class Rollout:
-    """One rollout. A failed one keeps its error and its turns so far."""
+    """One rollout. A failed one keeps its error and its turns so far.
+
+    Attributes:
+        stop_reason: the limit that ended it, one of `STOP_REASONS`; None if its workflow ended it, or it failed.
+    """
 
     index: int
     outcome: str = "ok"
@@ -151,6 +157,7 @@ class Rollout:
     _: KW_ONLY
     seconds: float = 0.0
     error: str | None = None
+    stop_reason: str | None = None
 
     @property
     def num_turns(self) -> int:
@@ -296,6 +303,10 @@ def validate(groups: tuple[Group, ...]) -> None:
 def _validate_outcome(rollout: Rollout | Baseline) -> None:
     if rollout.outcome not in OUTCOMES:
         raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(OUTCOMES))
+    if isinstance(rollout, Rollout) and rollout.stop_reason not in (None, *STOP_REASONS):
+        raise RftError(
+            "a rollout has an unknown reason to stop", value=rollout.stop_reason, allowed=", ".join(STOP_REASONS)
+        )
     check_reward(rollout.reward)
     if not 0 <= rollout.seconds < math.inf:
         raise RftError("the duration of a rollout is not valid", value=rollout.seconds, allowed="0 or more seconds")

@@ -59,6 +59,7 @@ SCHEMA = pa.schema(
         ("rollout_reward", pa.float64()),
         ("seconds", pa.float64()),
         ("error", pa.string()),
+        ("stop_reason", pa.string()),
         ("experience_id", pa.int64()),
         ("turn_index", pa.int32()),
         ("source", pa.string()),

@@ -122,7 +122,12 @@ def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Gro
         if index not in rollouts:
             # Renumbered: a partly exported group becomes a smaller group.
             rollouts[index] = Rollout(
-                len(rollouts), row["outcome"], row["rollout_reward"], seconds=float(row["seconds"]), error=row["error"]
+                len(rollouts),
+                row["outcome"],
+                row["rollout_reward"],
+                seconds=float(row["seconds"]),
+                error=row["error"],
+                stop_reason=row["stop_reason"],
             )
         if row["experience_id"] is not None:
             rollouts[index].sequences.append(_sequence(row, batches))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
-from rftdata.experience import FORKS, OUTCOMES, SOURCES, Baseline
+from rftdata.experience import FORKS, OUTCOMES, SOURCES, STOP_REASONS, Baseline
 from rftdata.limits import (
     INT4,
     INT8,
@@ -46,7 +46,7 @@ OF_GROUP = (
     "task_features",
 )
 _OF_EXPERIENCE = SCHEMA.names[SCHEMA.names.index("experience_id") + 1 :]
-OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error")
+OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason")
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]
@@ -79,6 +79,8 @@ def check_row(row: Row) -> None:
     """
     _check_texts(row, _ROW_TEXTS)
     _one_of("outcome", row["outcome"], OUTCOMES)
+    if row["stop_reason"] is not None:
+        _one_of("stop_reason", row["stop_reason"], STOP_REASONS)
     _at_least("rollout_index", row["rollout_index"], 0)
     for name in _NUMBERS:
         _finite(f"the column {name}", row[name])

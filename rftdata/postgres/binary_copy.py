@@ -77,7 +77,17 @@ def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows:
         copy.write(_TRAILER)
 
 
-ROLLOUT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "num_turns", "seconds", "outcome", "reward", "error")
+ROLLOUT_COLUMNS = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "num_turns",
+    "seconds",
+    "outcome",
+    "reward",
+    "error",
+    "stop_reason",
+)
 _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 
 GROUP_PROMPT_COLUMNS = ("group_id", "prompt_digest", "prompt", "messages")
@@ -118,8 +128,14 @@ _EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii ii ii")
 
 def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
     """Encode a row of rft.rollout with the fields of `ROLLOUT_COLUMNS`."""
-    fixed = _ROLLOUT_FIXED.pack(8, 8, rollout_id, 8, group_id, 4, r.index, 4, r.num_turns, 8, r.seconds)
-    return fixed + word(r.outcome) + float8(r.reward) + text(r.error)
+    fixed = _ROLLOUT_FIXED.pack(9, 8, rollout_id, 8, group_id, 4, r.index, 4, r.num_turns, 8, r.seconds)
+    return (
+        fixed
+        + word(r.outcome)
+        + float8(r.reward)
+        + text(r.error)
+        + (NULL if r.stop_reason is None else word(r.stop_reason))
+    )
 
 
 def group_prompt_row(group_id: int, prompt_digest: bytes, prompt: bytes, messages: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A third version, for tests alone: one change of each kind that versions make.
+"""A version after the newest, for tests alone: one change of each kind that versions make.
 
 The DDL is in the folder of the same name.
 """
@@ -9,8 +9,8 @@ from alembic import op
 
 from rftdata.postgres.migrations import run_folder
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
