@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from rftcore.explorer.failures import user_frames, user_line
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind
+from rftcore.failures import user_frames, user_line
 from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.user_code.async_raise import RunningCall

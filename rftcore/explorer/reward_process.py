@@ -34,8 +34,8 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
-from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
+from rftcore.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.parent_process import end_with_parent
 from rftcore.rewards import Reward, load_rewards
 from rftcore.workflows.task import Task, Turn

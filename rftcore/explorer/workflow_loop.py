@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rftcore.explorer.failures import as_traceback, user_frames, user_line
+from rftcore.failures import as_traceback, user_frames, user_line
 from rftdata.user_code import held_lock_timer
 from rftdata.user_code.async_raise import RunningCall
 

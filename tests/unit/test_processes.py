@@ -69,7 +69,7 @@ child.wait()
 os.waitpid(started, 0)  # an orphan, whose group has this number until then
 """
 REWARD_PROCESS = """
-from rftcore.explorer.failures import FunctionFailedError
+from rftcore.failures import FunctionFailedError
 from rftcore.explorer.reward_process import Question, RewardProcess
 from rftcore.workflows.task import Task, Turn
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rftcore.explorer import reward_processes
-from rftcore.explorer.failures import FunctionFailedError
 from rftcore.explorer.scorer import Scorer
+from rftcore.failures import FunctionFailedError
 from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError

@@ -34,6 +34,13 @@ class FunctionFailedError(Exception):
         return _rebuild, (self.text, self.stack, self.timed_out)
 
 
+class InfrastructureError(Exception):
+    """Something outside the rollout failed: a lost connection, a process that the system ended, a lack of memory.
+
+    It depends neither on the policy nor on the task, so the rollout is tried again. Environments, tools and workflows may raise it.
+    """
+
+
 def _rebuild(text: str, stack: str, timed_out: bool) -> FunctionFailedError:
     return FunctionFailedError(text, stack, timed_out=timed_out)
 
