@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rftcore.algorithms.aggregation import token_weights
+from rftcore.algorithms.advantages.rollouts import rollouts
+from rftcore.algorithms.aggregation import shares, token_weights
 from rftcore.algorithms.base import (
     Column,
     Credit,
@@ -328,9 +329,11 @@ def _update_weights(
     config = algorithm.config
     members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
     drawn_N = batch.importance_weights_B[batch.sequence_N]
+    # An experience may be in several pairs, and each is a pair of its own.
+    rollout_B = batch.group_B.new_tensor(range(batch.num_sequences)) if algorithm.pairwise else rollouts(batch)
 
     def weigh(tokens_N: Tensor) -> Tensor:
-        return token_weights(batch.sequence_N, batch.num_sequences, algorithm.aggregation, tokens_N) * drawn_N
+        return token_weights(batch.sequence_N, rollout_B, algorithm.aggregation, tokens_N) * drawn_N
 
     weights_N = weigh(members_N & counted_N)
     policy_weights_N, expert_weights_N = weights_N * factor_N, None
@@ -340,7 +343,10 @@ def _update_weights(
     num_tokens = int(members_N.sum())
     num_units, unit_weights_B = num_tokens, batch.importance_weights_B
     if algorithm.loss.unit == "sequence":
-        num_units = len(batch.sequence_N[members_N].unique())
+        share_B = shares(batch.tokens_B * members_B, rollout_B)
+        num_units = int((share_B > 0).sum())
+        # Divided by the number of rollouts, as each counts once; metrics are means over sequences.
+        unit_weights_B = unit_weights_B * (share_B * (num_units / max(1.0, float(share_B.sum())))).float()
     elif algorithm.pairwise:
         whole_B = batch.whole_pairs_B
         num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B

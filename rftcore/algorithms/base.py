@@ -378,7 +378,7 @@ class HeadTerm(TokenTerm):
 
 
 class SequenceTerm(Term):
-    """One loss per sequence, in the order of `TokenView.pool`; the batch's loss is the mean over sequences."""
+    """One loss per sequence, in the order of `TokenView.pool`; the batch's loss is the mean over rollouts of the mean over their sequences."""
 
     unit = "sequence"
 

@@ -77,7 +77,7 @@ def arguments(folder: Path, num_ranks: int) -> RankArguments:
     return RankArguments(
         learner=LearnerArguments(model_path=str(folder / "model"), config=settings, seed=0, base_dir=folder),
         algorithm="sft",
-        algorithm_settings={"loss": {"name": "./losses.py:Meeting"}},
+        algorithm_settings={"loss": {"name": "./losses.py:Meeting"}, "aggregation": "seq-mean-token-mean"},
     )
 
 

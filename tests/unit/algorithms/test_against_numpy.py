@@ -410,3 +410,44 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
     assert loss.item() == pytest.approx((loss_N * weight_N).sum(), rel=2e-4, abs=2e-5)
     assert gradient.tolist() == pytest.approx((slope_N * weight_N).tolist(), rel=1e-3, abs=1e-5)
     assert np.abs(slope_N).max() > 0.01, "the case says something"
+
+
+def shares(case: Case, members: set[int]) -> Floats:
+    """1 / b of each sequence of a rollout with b in the update."""
+    found = np.zeros(len(case.group))
+    for of_rollout in by_key(list(zip(case.group, case.rollout, strict=True))).values():
+        own = [b for b in of_rollout if b in members]
+        found[own] = 1.0 / max(1, len(own))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "kto"])
+def test_each_rollout_counts_once_whatever_number_of_branches_it_has(name: str, seed: int) -> None:
+    """Rollouts of 1 to 3 sequences; the whole batch, and the groups 1 and 2 of it as one of several optimizer updates."""
+    case = make_case(seed, turns=True)
+    batch = step_batch(case.rewards, case.group, case.rollout, turns=case.turn, tokens=case.tokens)
+    sequence_N, tokens = np.array(case.sequence), np.array(case.tokens)
+    settings = {"loss": {"beta": 1.0, "threshold": -9.0}} if name == "kto" else {"aggregation": name}
+    if name.endswith("norm"):
+        settings = {"aggregation": {"name": name, "length": 9}}
+    algorithm = build_algorithm("kto" if name == "kto" else "sft", settings)
+    log_ratio_N = case.logprobs - case.reference
+    signals = Signals(reference_N=torch.from_numpy(case.reference).float(), mismatched_kl=torch.tensor(0.0))
+    plan = algorithm.plan(batch, signals)
+    for groups in ({0, 1, 2}, {1, 2}):
+        members = {b for b, group in enumerate(case.group) if group in groups}
+        share_B = shares(case, members)
+        if name == "kto":  # 1 - sigmoid of each sequence's log-ratio
+            loss_B = 1.0 / (1.0 + np.exp(np.bincount(sequence_N, weights=log_ratio_N)))
+        else:
+            loss_B = np.bincount(sequence_N, weights=-case.logprobs)
+            loss_B /= {"seq-mean-token-mean": tokens, "seq-mean-token-sum": 1, "seq-mean-token-sum-norm": 9}[name]
+        members_B = torch.tensor([b in members for b in range(len(case.group))])
+        update = algorithm.restrict(plan, members_B)
+        loss = 0.0
+        for part in (0, 1):  # two micro-batches, which divide the branches of a rollout
+            index_N = torch.from_numpy(np.flatnonzero(np.isin(sequence_N, [b for b in members if b % 2 == part])))
+            logprobs_N = torch.from_numpy(case.logprobs).float()[index_N]
+            loss += algorithm.objective(update, outputs_of(update, index_N, logprobs_N))[0].item()
+        assert loss == pytest.approx((share_B * loss_B).sum() / share_B.sum(), rel=1e-5)

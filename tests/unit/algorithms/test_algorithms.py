@@ -318,18 +318,20 @@ class TestAggregation:
     )
     def test_of_two_sequences(self, choice: Any, expected: float) -> None:
         aggregation = build_algorithm("grpo", {"aggregation": choice}).aggregation
-        weights_N = token_weights(self.sequence_N, 3, aggregation, torch.ones(4, dtype=torch.bool))
+        weights_N = token_weights(self.sequence_N, torch.arange(3), aggregation, torch.ones(4, dtype=torch.bool))
         assert (self.loss_N * weights_N).sum().item() == pytest.approx(expected)
 
     def test_counts_only_the_tokens_of_its_term(self) -> None:
         # Tokens 0 and 2: (6 + 2) / 2.
         counted_N = torch.tensor([True, False, True, False])
-        weights_N = token_weights(self.sequence_N, 3, AGGREGATIONS.load("token-mean")(), counted_N)
+        weights_N = token_weights(self.sequence_N, torch.arange(3), AGGREGATIONS.load("token-mean")(), counted_N)
         assert (self.loss_N * weights_N).sum().item() == pytest.approx(4.0)
 
     @pytest.mark.parametrize("name", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
     def test_of_an_empty_mask_is_zero_and_not_nan(self, name: str) -> None:
-        weights_N = token_weights(self.sequence_N, 3, AGGREGATIONS.load(name)(), torch.zeros(4, dtype=torch.bool))
+        weights_N = token_weights(
+            self.sequence_N, torch.arange(3), AGGREGATIONS.load(name)(), torch.zeros(4, dtype=torch.bool)
+        )
         assert weights_N.tolist() == [0.0] * 4
 
     def test_a_length_goes_with_the_name_that_needs_one(self) -> None:

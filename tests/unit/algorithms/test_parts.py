@@ -59,8 +59,8 @@ class Distance(KLEstimator):
         return (logprobs_N - reference_N).abs() ** self.config.power
 
 class RootMean(Aggregation):
-    def __call__(self, tokens_B, sequence_N):
-        return (1.0 / tokens_B.sqrt().sum() / tokens_B.sqrt())[sequence_N]
+    def __call__(self, tokens_B, share_B, sequence_N):
+        return (share_B / (share_B * tokens_B.sqrt()).sum() / tokens_B.sqrt())[sequence_N]
 
 class Halved(Correction):
     def __call__(self, batch, signals):

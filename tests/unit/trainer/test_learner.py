@@ -59,6 +59,30 @@ class TestGradient:
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
+    @pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "seq-mean-token-sum"])
+    @pytest.mark.parametrize("max_tokens", [30, 4096])
+    def test_counts_a_rollout_once_however_many_branches_it_has(
+        self, model_path: str, aggregation: str, max_tokens: int
+    ) -> None:
+        # Groups of 4 sequences: one rollout with three branches and one with one; a rollout each (the first is empty); two with two.
+        batch = replace(make_batch(2), rollout_index_B=torch.tensor([0, 0, 0, 1, 0, 1, 2, 3, 0, 0, 1, 1]))
+        shares = np.array([1 / 3, 1 / 3, 1 / 3, 1, 0, 1, 1, 1, 1 / 2, 1 / 2, 1 / 2, 1 / 2])
+        mask = batch.loss_mask_BT.numpy()
+        weights_BT = (shares / shares.sum())[:, None] * mask  # of 7 rollouts
+        if aggregation == "seq-mean-token-mean":
+            weights_BT = weights_BT / np.maximum(1, mask.sum(axis=1, keepdims=True))
+        settings = config(max_grad_norm=None, max_tokens_per_microbatch=max_tokens)
+        algorithm = build_algorithm("sft", {"aggregation": aggregation})
+        found = gradients(make_learner(model_path, settings, algorithm, 0), batch)
+        model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
+        loss_BT = torch.nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), batch.token_ids_BT[:, 1:], reduction="none"
+        )
+        (loss_BT * torch.from_numpy(weights_BT[:, 1:]).float()).sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
     def test_importance_weights_multiply_the_loss_of_each_experience(self, model_path: str) -> None:
         learner = make_learner(model_path, config(max_grad_norm=None, learning_rate=1e-12), build_algorithm("sft"), 0)
         batch = make_batch(4, groups=1, size=3)

@@ -66,7 +66,10 @@ class Trained:
 
 
 def train(group: LearnerGroup) -> Trained:
-    metrics = [group.update(make_batch(step, groups=groups), step) for step, groups in ((1, 3), (2, 30), (3, 1))]
+    batches = [(step, make_batch(step, groups=groups)) for step, groups in ((1, 3), (2, 30), (3, 1))]
+    # The first three sequences of a group are branches of one rollout.
+    branched = [(step, replace(batch, rollout_index_B=batch.rollout_index_B // 3)) for step, batch in batches]
+    metrics = [group.update(batch, step) for step, batch in branched]
     return Trained(metrics, weights_of(group))
 
 
