@@ -41,7 +41,9 @@ ADVANTAGES: Registry[type[Advantage]] = Registry(
         "otb": "rftcore.algorithms.advantages.otb:OTB",
         "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
         "remax": "rftcore.algorithms.advantages.remax:ReMax",
+        "returns": "rftcore.algorithms.advantages.returns:Returns",
         "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
+        "turn_rank": "rftcore.algorithms.advantages.turn_rank:TurnRank",
         "turns": "rftcore.algorithms.advantages.turns:Turns",
     },
 )

@@ -12,15 +12,19 @@ compared within the group, so that two tasks whose environments look alike are k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import TurnsInTime, accumulated, normalised, sums, turn_sums, turns_in_time
+from rftcore.algorithms.advantages.rollouts import (
+    accumulated,
+    normalised,
+    of_turns,
+    sums,
+    turn_rewards,
+    turns_in_time,
+)
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GiGPOConfig(PartConfig):
@@ -47,7 +51,7 @@ class GiGPO(Advantage):
         turns = turns_in_time(batch)
         place_K = (turns.sequence_K, turns.column_K)
         group_K = batch.group_B[turns.sequence_K]
-        rewards_K = _turn_rewards(batch, turns)
+        rewards_K = turn_rewards(batch, turns)
         returns_R = sums(rewards_K, turns.rollout_K)
         group_R = group_K[turns.last_K].unique(return_inverse=True)[1]
         episode_R = normalised(returns_R, group_R, scale=config.norm == "std", eps=config.eps)
@@ -55,20 +59,7 @@ class GiGPO(Advantage):
         returns_K = accumulated(rewards_K, turns.last_K, config.gamma)
         _, state_K = torch.stack([group_K, batch.state_BA[place_K]], dim=1).unique(dim=0, return_inverse=True)
         state_advantages_K = normalised(returns_K, state_K, scale=config.norm == "std", eps=config.eps)
-        advantages_BA = rewards_K.new_zeros(batch.turn_BA.shape)
-        advantages_BA[place_K] = episode_R[turns.rollout_K] + config.omega * state_advantages_K
+        advantages_K = episode_R[turns.rollout_K] + config.omega * state_advantages_K
         shared_K = (state_K.bincount() > 1)[state_K]
         metrics = {"states_shared": shared_K.double().mean().item() if len(shared_K) else 0.0}
-        return Credit(advantages_N=advantages_BA[batch.sequence_N, batch.turn_N].float(), metrics=metrics)
-
-
-def _turn_rewards(batch: StepBatch, turns: TurnsInTime) -> Tensor:
-    """Return the reward of each turn with those of its tokens, float64 [K]."""
-    place_K = (turns.sequence_K, turns.column_K)
-    if batch.step_rewards_BA is not None:
-        rewards_K = batch.step_rewards_BA[place_K].double()
-    else:
-        rewards_K = batch.rewards_B.double()[turns.sequence_K].where(turns.last_K, 0.0)
-    if batch.token_rewards_N is not None:
-        rewards_K = rewards_K + turn_sums(batch, batch.token_rewards_N.double())[place_K]
-    return rewards_K
+        return Credit(advantages_N=of_turns(batch, turns, advantages_K), metrics=metrics)

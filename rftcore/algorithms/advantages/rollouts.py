@@ -97,6 +97,23 @@ def turn_sums(batch: StepBatch, values_N: Tensor) -> Tensor:
     return flat.index_add(0, batch.sequence_N * num_turns + batch.turn_N, values_N).view(-1, num_turns)
 
 
+def turn_rewards(batch: StepBatch, turns: TurnsInTime, *, with_outcome: bool = False) -> Tensor:
+    """Return the reward of each turn with those of its tokens, float64 [K].
+
+    Args:
+        with_outcome: add the rollout's reward to that of its last turn. Where workflows recorded no rewards of turns, it is always added.
+    """
+    place_K = (turns.sequence_K, turns.column_K)
+    rewards_K = batch.rewards_B.new_zeros(len(turns.sequence_K)).double()
+    if batch.step_rewards_BA is not None:
+        rewards_K = batch.step_rewards_BA[place_K].double()
+    if batch.step_rewards_BA is None or with_outcome:
+        rewards_K = rewards_K + batch.rewards_B.double()[turns.sequence_K].where(turns.last_K, 0.0)
+    if batch.token_rewards_N is not None:
+        rewards_K = rewards_K + turn_sums(batch, batch.token_rewards_N.double())[place_K]
+    return rewards_K
+
+
 def rollout_rewards(batch: StepBatch) -> Tensor:
     """Return the outcome of each sequence's rollout with the rewards of all of the rollout's tokens, float64 [B]."""
     if batch.token_rewards_N is None:
@@ -119,6 +136,13 @@ def tokens_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
     place_N = batch.turn_BA[batch.sequence_N, batch.turn_N].argsort(stable=True)
     place_N = place_N[rollout_N[place_N].argsort(stable=True)]
     return place_N, _is_last(rollout_N[place_N])
+
+
+def of_turns(batch: StepBatch, turns: TurnsInTime, values_K: Tensor) -> Tensor:
+    """Give each token the value of its turn, float32 [N]."""
+    values_BA = values_K.new_zeros(batch.turn_BA.shape)
+    values_BA[turns.sequence_K, turns.column_K] = values_K
+    return values_BA[batch.sequence_N, batch.turn_N].float()
 
 
 def _is_last(key: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
     ("turns", {}),
     ("turns", {"step_norm": True}),
     ("gigpo", {"gamma": 0.5}),
+    ("returns", {"gamma": 0.9, "outcome": "last"}),
+    ("turn_rank", {"gamma": 0.9}),
     ("gae", {"gamma": 0.9, "lam": 0.8}),
     ("discounted", {"gamma": 0.9, "baseline": "mean"}),
     ("otb", {}),
