@@ -18,9 +18,9 @@ from typing import Any, TypeGuard
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.plain_workflow import run_plain
-from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.explorer.workflow_loop import BlockedError
 from rftcore.failures import FunctionFailedError, describe, user_stack, waited_at
+from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow

@@ -7,9 +7,12 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from rftcore.explorer.reward_processes import RewardProcesses
+from rftcore.explorer.reward_functions import load_checked
 from rftcore.explorer.reward_value import CheckedValue, checked_value
 from rftcore.rewards import Reward
+from rftcore.rollout_clock import clock_suspended
+from rftcore.user_functions.function_process import Functions, Question, TimeLimit
+from rftcore.user_functions.function_processes import FunctionProcesses
 from rftcore.workflows.task import Score, Task, TokenRewards, Turn
 from rftdata.errors import RftError
 
@@ -42,10 +45,11 @@ class Scorer:
         limit: str = "",
         max_processes: int = 8,
     ) -> None:
-        limit = limit or f"explorer.reward_timeout_s = {timeout_s:g} s"
+        self._limit = TimeLimit(timeout_s, limit or f"explorer.reward_timeout_s = {timeout_s:g} s")
         self._functions = rewards
         outside = [name for name, function in self._functions.items() if not _runs_here(function)]
-        self._processes = RewardProcesses(outside, base_dir, timeout_s, limit, max_processes) if outside else None
+        functions = Functions("reward", load_checked, outside, base_dir)
+        self._processes = FunctionProcesses(functions, max_processes) if outside else None
 
     async def __call__(self, turn: Turn, task: Task) -> Score:
         """Return the sum and its parts.
@@ -77,7 +81,10 @@ class Scorer:
     async def _value(self, name: str, turn: Turn, task: Task) -> CheckedValue:
         function = self._functions[name]
         if self._processes is not None and not _runs_here(function):
-            return await self._processes.call(name, turn, task)
+            what = f"the reward {name!r} on task {task.task_key!r}"
+            with clock_suspended():  # the call has its own limit, and may wait for others
+                found: CheckedValue = await self._processes.call(Question.of(name, what, self._limit, turn, task))
+            return found
         value = function(turn, task)
         return checked_value(name, await value if inspect.isawaitable(value) else value, task)
 

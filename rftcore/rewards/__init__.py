@@ -4,7 +4,7 @@ A reward is `def reward(turn: Turn, task: Task) -> float | TokenRewards | dict[s
 counts with its sum, and its parts are stored. `TokenRewards` have one number per token of the response. An exception becomes the rollout's recorded
 outcome.
 
-A plain function runs in a separate process (`rftcore.explorer.reward_processes`), an async one in the event loop of the workflows. A plain
+A plain function runs in a separate process (`rftcore.user_functions.function_processes`), an async one in the event loop of the workflows. A plain
 function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
 
 `reward_model:FOLDER` is the score of a model that a run with `algorithm: reward_model` trained.

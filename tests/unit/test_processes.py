@@ -68,23 +68,26 @@ kill_group(child)  # what it started still has its group
 child.wait()
 os.waitpid(started, 0)  # an orphan, whose group has this number until then
 """
-REWARD_PROCESS = """
+FUNCTION_PROCESS = """
 from rftcore.failures import FunctionFailedError
-from rftcore.explorer.reward_process import Question, RewardProcess
+from rftcore.user_functions.function_process import FunctionProcess, Functions, Question, TimeLimit
+from rftcore.explorer.reward_functions import load_checked
 from rftcore.workflows.task import Task, Turn
 
 Path("ends.py").write_text("import os\\ndef score(turn, task): os._exit(3)\\n")
-scorer = RewardProcess()
-scorer.load(["./ends.py:score"], Path.cwd())
+scorer = FunctionProcess()
+scorer.load(Functions("reward", load_checked, ["./ends.py:score"], Path.cwd()))
 child = scorer._process
-questions = [Question.of("./ends.py:score", Turn([], "2", "stop", None), Task(1, "a", "b", "", None))]
-[([answer], _)] = scorer.call(questions, 60.0, "60 s")
+questions = [Question.of("./ends.py:score", "a call", TimeLimit(60.0, "60 s"), Turn([], "2", "stop", None), Task(1, "a", "b", "", None))]
+[([answer], _)] = scorer.call(questions)
 assert isinstance(answer.value, FunctionFailedError) and "exit code 3" in str(answer.value), answer.value
 """
 
 
 @pytest.mark.parametrize(
-    ("ends", "kills"), [(ENDED_CHILD, "kill_group(child)"), (REWARD_PROCESS, "scorer.close()")], ids=["child", "reward"]
+    ("ends", "kills"),
+    [(ENDED_CHILD, "kill_group(child)"), (FUNCTION_PROCESS, "scorer.close()")],
+    ids=["child", "function"],
 )
 def test_a_kill_after_the_end_does_not_reach_the_next_process_of_that_number(
     ends: str, kills: str, tmp_path: Path

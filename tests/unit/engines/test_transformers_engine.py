@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
-from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
+from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 from tests.support.waiting import PATIENCE_S, wait_until

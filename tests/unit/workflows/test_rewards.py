@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.explorer import reward_processes
 from rftcore.explorer.scorer import Scorer
 from rftcore.failures import FunctionFailedError
 from rftcore.rewards import load_rewards
+from rftcore.user_functions import function_processes
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
@@ -101,7 +101,7 @@ def test_an_error_of_a_plain_function_names_its_line_and_its_callers(make: Make)
         scored(make(["./a.py:score"], a=a))
     assert raised.value.text == "AttributeError: 'Turn' object has no attribute 'answr' (a.py, line 5, in check)"
     assert "line 2, in score\n    return check(turn)" in raised.value.stack
-    assert "reward_process" not in raised.value.stack, "only the user's frames"
+    assert "function_process" not in raised.value.stack, "only the user's frames"
 
 
 def test_plain_functions_run_in_the_main_thread_of_another_process(make: Make) -> None:
@@ -201,7 +201,7 @@ def test_slow_functions_get_several_processes_and_quick_ones_do_with_one(
     assert asyncio.run(pids("slow")) <= {float(path.name) for path in met.iterdir()}
     assert len(list(met.iterdir())) == 3
     # A quick call is over before the wait for a free process is, even on a busy machine.
-    monkeypatch.setattr(reward_processes, "_CROWDED_S", PATIENCE_S)
+    monkeypatch.setattr(function_processes, "_CROWDED_S", PATIENCE_S)
     assert len(asyncio.run(pids("quick"))) == 1
 
 

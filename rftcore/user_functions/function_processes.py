@@ -1,4 +1,4 @@
-"""The processes that run an explorer's plain reward functions.
+"""The processes that run plain functions of the user.
 
 The first starts with the first call. More start, up to a limit, while calls wait for a free one, so quick functions use one
 process and slow ones several. A process in which a call exceeded its time limit is replaced. A process gets several calls of quick
@@ -15,12 +15,9 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from rftcore.explorer.reward_process import Answer, Question, RewardProcess
-from rftcore.explorer.reward_value import CheckedValue
-from rftcore.explorer.rollout_clock import clock_suspended
-from rftcore.workflows.task import Task, Turn
+from rftcore.user_functions.function_process import Answer, FunctionProcess, Functions, Question
 from rftdata.errors import EngineStoppedError
 
 _CROWDED_S = 0.3
@@ -34,60 +31,50 @@ _WEIGHT_OF_NEWEST = 0.3
 class _Call:
     question: Question
     loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[CheckedValue]
+    answer: asyncio.Future[Any]
     asked_at: float = field(default_factory=time.monotonic)
 
 
-class RewardProcesses:
-    """Calls rewards, from any event loop, with any number of concurrent calls.
+class FunctionProcesses:
+    """Calls functions, from any event loop, with any number of concurrent calls. Waiting for a free process does not count as time of a call."""
 
-    Args:
-        names: rewards as named in the configuration.
-        base_dir: folder of the configuration file.
-        timeout_s: a call that takes longer fails; waiting for a free process does not count.
-        limit: the setting with that value, for messages.
-        max_processes: maximum number of processes.
-    """
-
-    def __init__(self, names: list[str], base_dir: Path, timeout_s: float, limit: str, max_processes: int) -> None:
-        self._names, self._base_dir, self._timeout_s, self._limit = names, base_dir, timeout_s, limit
-        self._max_processes = max_processes
+    def __init__(self, functions: Functions, max_processes: int) -> None:
+        self._functions, self._max_processes = functions, max_processes
         self._changed = threading.Condition()
         self._waiting: deque[_Call] = deque()
-        self._seconds: dict[str, float] = {}  # of a call, by reward
+        self._seconds: dict[str, float] = {}  # of a call, by function
         self._threads: list[threading.Thread] = []  # one per process
-        self._processes: set[RewardProcess] = set()
+        self._processes: set[FunctionProcess] = set()
         self._num_starting = self._num_idle = 0
         self._started_at = -math.inf  # end of the last start of a process
         self._looks_at = -math.inf
         self._closed = False
 
-    async def call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
-        """Return the result of a reward.
+    async def call(self, question: Question) -> Any:
+        """Return the result of a function.
 
         Raises:
             FunctionFailedError: the function raised, took too long or ended its process.
             RftError: the function raised it.
         """
         loop = asyncio.get_running_loop()
-        call = _Call(Question.of(name, turn, task), loop, loop.create_future())
-        with clock_suspended():  # the call has its own limit, and may wait for others
-            with self._changed:
-                if self._closed:
-                    raise _stopping()
-                self._waiting.append(call)
-                self._changed.notify()
-                if not self._threads:
-                    self._add_thread()
-                self._look_later(loop)
-            return await call.answer
+        call = _Call(question, loop, loop.create_future())
+        with self._changed:
+            if self._closed:
+                raise self._stopping()
+            self._waiting.append(call)
+            self._changed.notify()
+            if not self._threads:
+                self._add_thread()
+            self._look_later(loop)
+        return await call.answer
 
     def close(self) -> None:
         """End the processes; running calls fail."""
         with self._changed:
             self._closed = True
             for call in self._waiting:
-                _deliver([(call, Answer(_stopping(), 0.0))])
+                _deliver([(call, Answer(self._stopping(), 0.0))])
             self._waiting.clear()
             for process in self._processes:
                 process.kill()
@@ -118,13 +105,13 @@ class RewardProcesses:
 
     def _add_thread(self) -> None:
         self._num_starting += 1
-        thread = threading.Thread(target=self._work, name="reward", daemon=True)
+        thread = threading.Thread(target=self._work, name=self._functions.kind, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _work(self) -> None:
         """Serve calls with one process, until the end."""
-        process: RewardProcess | None = None
+        process: FunctionProcess | None = None
         try:
             with self._changed:
                 self._num_starting -= 1
@@ -163,11 +150,11 @@ class RewardProcesses:
                         calls.append(call)
         return calls
 
-    def _serve(self, process: RewardProcess, calls: list[_Call]) -> None:
+    def _serve(self, process: FunctionProcess, calls: list[_Call]) -> None:
         """Answer calls. Those behind a slow one, or one that ended the process, wait for another process."""
         left = deque(calls)
         try:
-            for answers, num_withdrawn in process.call([call.question for call in calls], self._timeout_s, self._limit):
+            for answers, num_withdrawn in process.call([call.question for call in calls]):
                 answered = [(left.popleft(), answer) for answer in answers]
                 for call, answer in answered:
                     self._record(call.question.name, answer.seconds)
@@ -185,7 +172,7 @@ class RewardProcesses:
             return
         with self._changed:
             if self._closed:
-                _deliver([(call, Answer(_stopping(), 0.0)) for call in calls])
+                _deliver([(call, Answer(self._stopping(), 0.0)) for call in calls])
                 return
             self._waiting.extendleft(calls)
             self._changed.notify(len(calls))
@@ -196,15 +183,15 @@ class RewardProcesses:
         known = self._seconds.get(name, seconds)
         self._seconds[name] = max(seconds, known + _WEIGHT_OF_NEWEST * (seconds - known))
 
-    def _start(self) -> RewardProcess:
+    def _start(self) -> FunctionProcess:
         with self._changed:
             if self._closed:
-                raise _stopping()
-            process = RewardProcess()
+                raise self._stopping()
+            process = FunctionProcess()
             self._processes.add(process)
             self._num_starting += 1
         try:
-            process.load(self._names, self._base_dir)
+            process.load(self._functions)
         except BaseException:
             self._drop(process)
             raise
@@ -214,15 +201,14 @@ class RewardProcesses:
                 self._started_at = time.monotonic()
         return process
 
-    def _drop(self, process: RewardProcess | None) -> None:
+    def _drop(self, process: FunctionProcess | None) -> None:
         if process is not None:
             with self._changed:
                 self._processes.discard(process)
             process.close()
 
-
-def _stopping() -> EngineStoppedError:
-    return EngineStoppedError("the explorer is stopping, so no more rewards are computed")
+    def _stopping(self) -> EngineStoppedError:
+        return EngineStoppedError(f"the explorer is stopping, so no {self._functions.kind} is called any more")
 
 
 def _deliver(answered: Iterable[tuple[_Call, Answer]]) -> None:

@@ -1,7 +1,6 @@
-"""A separate process for reward functions: one call after the other, ended when a call takes too long.
+"""A separate process for plain functions of the user: one call after the other, ended when a call takes too long.
 
-A plain (not async) function may compute, wait or hang. Here it delays neither the explorer's event loops nor the engine,
-and even a call inside C code that never returns can be ended. The functions run in the process's main thread, because some libraries
+Even a call inside C code that never returns can be ended. The functions run in the process's main thread, because some libraries
 (such as math-verify with its signal alarms) work in no other.
 
 The child starts a timer of faulthandler before each call. The timer does not need the interpreter; it writes the
@@ -15,9 +14,7 @@ can have them, and leaves one token that ends the message.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
-import inspect
 import os
 import pickle
 import re
@@ -30,15 +27,20 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
-from rftcore.explorer.reward_value import CheckedValue, checked_value
-from rftcore.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
+from rftcore.failures import (
+    FunctionFailedError,
+    as_traceback,
+    describe,
+    user_frames,
+    user_line,
+    user_stack,
+)
 from rftcore.parent_process import end_with_parent
-from rftcore.rewards import Reward, load_rewards
-from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
 from rftdata.processes import await_exit, kill_group
 from rftdata.user_code import held_lock_timer
@@ -53,32 +55,64 @@ _MOST_TOKENS = 1024
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
-class Question(NamedTuple):
-    """A call of a reward.
+@dataclass(frozen=True)
+class Functions:
+    """The functions of a process, which loads them itself.
 
     Attributes:
-        arguments: the turn and the task, pickled.
+        kind: what they are, for messages, such as "reward".
+        load: returns the functions by name. It is a function of a module, and is called in the process. The functions return plain values that
+            can be sent to another process, or raise.
+        names: functions as named in the configuration.
+        base_dir: folder of the configuration file.
+    """
+
+    kind: str
+    load: Callable[[list[str], Path], Mapping[str, Callable[..., Any]]]
+    names: list[str]
+    base_dir: Path
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The longest time of a call.
+
+    Attributes:
+        setting: the setting with that value, for messages.
+    """
+
+    seconds: float
+    setting: str
+
+
+class Question(NamedTuple):
+    """A call of a function.
+
+    Attributes:
+        what: the call, for messages.
+        arguments: pickled.
     """
 
     name: str
-    task_key: str
+    what: str
+    limit: TimeLimit
     arguments: bytes
 
     @classmethod
-    def of(cls, name: str, turn: Turn, task: Task) -> Question:
-        """Return the call of a reward with these arguments; raise if they cannot be sent to another process."""
-        return cls(name, task.task_key, pickle.dumps((turn, task)))
+    def of(cls, name: str, what: str, limit: TimeLimit, *arguments: object) -> Question:
+        """Return the call of a function with these arguments; raise if they cannot be sent to another process."""
+        return cls(name, what, limit, pickle.dumps(arguments))
 
 
 class Answer(NamedTuple):
     """The outcome of a call.
 
     Attributes:
-        value: the result, or the error.
+        value: the result, or the error, an Exception.
         seconds: that the call took.
     """
 
-    value: CheckedValue | Exception
+    value: Any
     seconds: float
 
 
@@ -93,7 +127,7 @@ class Answers(NamedTuple):
     num_withdrawn: int = 0
 
 
-class RewardProcess:
+class FunctionProcess:
     """The parent's side, for one thread at a time. The thread that creates it must live as long as the process.
 
     Attributes:
@@ -124,19 +158,16 @@ class RewardProcess:
         self._pidfd = os.pidfd_open(self._process.pid)
         self._messages = _Messages(ours, self._pidfd)
 
-    def load(self, names: list[str], base_dir: Path) -> None:
+    def load(self, functions: Functions) -> None:
         """Load the functions; called once, before the first call.
 
-        Args:
-            names: rewards as named in the configuration.
-            base_dir: folder of the configuration file.
-
         Raises:
-            PluginError: a reward cannot be loaded.
+            RftError: a function cannot be loaded.
             FunctionFailedError: the process does not start.
         """
-        self._send((os.getpid(), names, base_dir))
-        [answer] = self._read(_START_S, "loading the reward functions", f"{_START_S:g} s", most=1)
+        self._send((os.getpid(), functions))
+        limit = TimeLimit(_START_S, f"{_START_S:g} s")
+        [answer] = self._read(limit, f"loading the {functions.kind} functions", most=1)
         self._num_answered = 1
         if isinstance(answer.value, Exception):
             raise answer.value
@@ -145,26 +176,21 @@ class RewardProcess:
         """Return whether the process has not ended since the last call."""
         return not await_exit(self._process, 0.0)
 
-    def call(self, questions: Sequence[Question], timeout_s: float, limit: str) -> Iterator[Answers]:
+    def call(self, questions: Sequence[Question]) -> Iterator[Answers]:
         """Yield the answers to questions, in their order, as they come. Errors are answers.
 
         If a call takes longer than 0.3 s, those behind it are withdrawn. After one that took too long or ended the process, with a
         FunctionFailedError as its answer, those behind it are withdrawn, too, and this object is unusable.
-
-        Args:
-            timeout_s: of each call.
-            limit: the setting with that value, for messages.
         """
         os.write(self._give, _CALL * len(questions))
-        self._send((self._num_answered, timeout_s, questions))
+        self._send((self._num_answered, questions))
         num_answered, num_asked = 0, len(questions)
         while num_answered < num_asked:
             if num_asked - num_answered > 1 and not self._messages.wait(_WITHDRAW_S) and (num := self._withdraw()):
                 num_asked -= num
                 yield Answers([], num)
-            name, task_key, _ = questions[num_answered]
-            what = f"the reward {name!r} on task {task_key!r}"
-            answers = self._read(timeout_s + _GRACE_S, what, limit, most=num_asked - num_answered)
+            question = questions[num_answered]
+            answers = self._read(question.limit, question.what, most=num_asked - num_answered)
             num_answered += len(answers)
             self._num_answered += len(answers)
             yield Answers(answers, 0 if self.usable else num_asked - num_answered)
@@ -200,8 +226,9 @@ class RewardProcess:
         except OSError:  # the process has ended, which the wait for its answer finds
             return
 
-    def _read(self, patience_s: float, what: str, limit: str, *, most: int) -> list[Answer]:
+    def _read(self, limit: TimeLimit, what: str, *, most: int) -> list[Answer]:
         """Return the next answers, at least one; if the process does not answer, its failure."""
+        patience_s = limit.seconds + _GRACE_S
         try:
             return [
                 self._answer(data, number, what)
@@ -214,7 +241,7 @@ class RewardProcess:
         if self.is_alive() and outcome == "ended":
             await_exit(self._process, _GRACE_S)  # its exit code is more informative than our signal
         self.kill()
-        return [Answer(self._failure(what, limit, self._process.wait(), outcome), patience_s)]
+        return [Answer(self._failure(what, limit.setting, self._process.wait(), outcome), patience_s)]
 
     @staticmethod
     def _answer(data: bytes, number: int, what: str) -> Answer:
@@ -317,20 +344,20 @@ def main(socket_fd: int, stacks_fd: int, tokens_fd: int) -> None:
     messages = _Messages(socket.socket(fileno=socket_fd))
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
-        parent, names, base_dir = pickle.loads(messages.receive(None, 1)[0])
+        parent, given = pickle.loads(messages.receive(None, 1)[0])
         end_with_parent(parent)
-        functions = _load(messages, names, base_dir)
+        functions = _load(messages, given)
         held_lock_timer.hand_over()  # from here on the timer is that of the calls
         while True:
             try:
-                number, timeout_s, questions = pickle.loads(messages.receive(None, 1)[0])
+                number, questions = pickle.loads(messages.receive(None, 1)[0])
             except (EOFError, ConnectionResetError):
                 return
             for place, question in enumerate(questions):
                 if _token(tokens_fd) != _CALL:
                     break
                 started = time.monotonic()
-                value = _answer(functions[question.name], question, timeout_s, stacks)
+                value = _answer(functions[question.name], question, stacks)
                 messages.send((number + place, value, time.monotonic() - started))
 
 
@@ -345,9 +372,9 @@ def _token(tokens_fd: int) -> bytes:
             poll.poll()
 
 
-def _load(messages: _Messages, names: list[str], base_dir: Path) -> dict[str, Reward]:
+def _load(messages: _Messages, given: Functions) -> Mapping[str, Callable[..., Any]]:
     try:
-        functions = load_rewards(names, base_dir)
+        functions = given.load(given.names, given.base_dir)
     except RftError as error:
         messages.send((0, error, 0.0))
         raise SystemExit(1) from error
@@ -355,16 +382,11 @@ def _load(messages: _Messages, names: list[str], base_dir: Path) -> dict[str, Re
     return functions
 
 
-def _answer(function: Reward, question: Question, timeout_s: float, stacks: IO[bytes]) -> CheckedValue | Exception:
+def _answer(function: Callable[..., Any], question: Question, stacks: IO[bytes]) -> Any:
     process = os.getpid()
-    faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
-    found: CheckedValue | BaseException
+    faulthandler.dump_traceback_later(question.limit.seconds, exit=True, file=stacks)
     try:
-        turn, task = pickle.loads(question.arguments)
-        value = function(turn, task)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
-        found = checked_value(question.name, value, task)
+        found = function(*pickle.loads(question.arguments))
     except BaseException as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
         found = error
     if os.getpid() != process:
@@ -379,7 +401,7 @@ def _answer(function: Reward, question: Question, timeout_s: float, stacks: IO[b
     return FunctionFailedError(describe(found), user_stack(found))
 
 
-def _end_fork(found: CheckedValue | BaseException) -> NoReturn:
+def _end_fork(found: object) -> NoReturn:
     """End a process that a function has forked, and that has left the function: as a program would, without an answer."""
     code: object = 0
     if isinstance(found, SystemExit):
@@ -389,10 +411,6 @@ def _end_fork(found: CheckedValue | BaseException) -> NoReturn:
         code = 1
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 if __name__ == "__main__":
