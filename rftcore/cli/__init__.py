@@ -45,6 +45,7 @@ from rftcore.cli import (
     roles,
     run,
     setup,
+    show,
     sql,
     status,
     tasks,
@@ -73,6 +74,7 @@ app.command("status")(status.status)
 app.command("report")(report.report)
 app.command("sql")(sql.sql)
 app.command("query")(query.query)
+app.command("show")(show.show)
 app.command("lineage")(lineage.lineage)
 app.command("export")(export.export)
 app.command("import")(import_.import_)

@@ -1,0 +1,215 @@
+"""Stored rollouts as `rft show` prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftcore.model_folder import stored_model
+from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn
+from rftdata.reports.stored_rollouts import StoredExperience, StoredGroup, StoredRollout
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def print_rollout(printer: RolloutPrinter, rollout: StoredRollout) -> None:
+    """Print a rollout with its experiences."""
+    shown = len(rollout.experiences)
+    stored = len(rollout.experience_ids)
+    printer.line(
+        f"rollout {rollout.rollout_id} ({rollout.rollout_index + 1} of {rollout.group_size} of group {rollout.group_id}) · "
+        f"task {rollout.taskset}/{rollout.task_key} · run {rollout.run}, explorer step {rollout.explore_step}",
+        "bold",
+    )
+    for fact in _facts_of_rollout(rollout):
+        printer.line(f"  {fact}")
+    if not stored:
+        printer.line("  nothing is stored of its chat: it ended before its first answer")
+    elif shown < stored:
+        others = ", ".join(str(key) for key in rollout.experience_ids)
+        printer.line(f"  its {stored} experiences: {others}; `rft show --rollout {rollout.rollout_id}` shows all")
+    for experience in rollout.experiences:
+        printer.line("")
+        printer.sequence(shown_experience(experience))
+
+
+def _facts_of_rollout(rollout: StoredRollout) -> list[str]:
+    turns = f"{rollout.num_turns} turn{'' if rollout.num_turns == 1 else 's'}"
+    stopped = f", stopped by {rollout.stop_reason}" if rollout.stop_reason else ""
+    facts = [
+        f"{rollout.outcome}{stopped} · reward {number(rollout.reward)} as sampled · {turns} · {rollout.seconds:.1f} s"
+    ]
+    if rollout.answer is not None:
+        facts.append(f"right answer: {rollout.answer}")
+    if rollout.error is not None:
+        facts.append(f"error: {rollout.error}")
+    return facts
+
+
+def print_group(printer: RolloutPrinter, group: StoredGroup) -> None:
+    """Print a group with a line for each rollout."""
+    closed = f": {group.closed_reason}" if group.closed_reason else ""
+    printer.line(
+        f"group {group.group_id} · task {group.taskset}/{group.task_key} · run {group.run}, explorer step {group.explore_step}",
+        "bold",
+    )
+    baseline = "" if group.baseline_reward is None else f" · greedy baseline {number(group.baseline_reward)}"
+    printer.line(f"  {group.state}{closed}")
+    printer.line(
+        f"  {group.num_ok} of {group.group_size} rollouts ok · mean reward {number(group.mean_reward)}, "
+        f"standard deviation {number(group.std_reward)}{baseline}"
+    )
+    if group.answer is not None:
+        printer.line(f"  right answer: {group.answer}")
+    for rollout in group.rollouts:
+        printer.line("")
+        printer.line(f"rollout {rollout.rollout_id} ({rollout.rollout_index + 1} of {group.group_size})", "bold")
+        for fact in _facts_of_rollout(dataclasses.replace(rollout, answer=None)):
+            printer.line(f"  {fact}")
+        if rollout.experience_ids:
+            printer.line(f"  experiences {', '.join(map(str, rollout.experience_ids))}")
+    if group.rollouts:
+        printer.line("")
+        printer.line(f"`rft show --rollout {group.rollouts[0].rollout_id}` shows the chat of one")
+
+
+def shown_experience(experience: StoredExperience) -> ShownSequence:
+    """Return what is shown of an experience."""
+    purged = experience.purge is not None
+    return ShownSequence(
+        heading=f"experience {experience.experience_id}",
+        facts=_facts(experience),
+        messages=None if purged or not isinstance(experience.messages, list) else experience.messages,
+        prompt=experience.prompt,
+        response=experience.response,
+        token_ids=experience.token_ids,
+        num_prompt_tokens=experience.num_prompt_tokens,
+        loss_mask=_of_response(experience.loss_mask, experience),
+        logprobs=_of_response(experience.behavior_logprobs, experience),
+        turns=shown_turns(experience),
+    )
+
+
+def _of_response(values: list[float] | None, experience: StoredExperience) -> list[float] | None:
+    """Return the values of the response tokens of an array with one for each token."""
+    return None if values is None else values[experience.num_prompt_tokens :]
+
+
+def shown_turns(experience: StoredExperience) -> list[ShownTurn]:
+    """Return the turns of an experience."""
+    length = experience.num_prompt_tokens + experience.num_response_tokens
+    bounds = experience.turns or [experience.num_prompt_tokens, length, experience.turn_index]
+    rewards = experience.step_reward or []
+    return [
+        ShownTurn(
+            number=bounds[at + 2],
+            start=bounds[at],
+            end=bounds[at + 1],
+            step_reward=rewards[at // 3] if at // 3 < len(rewards) else None,
+        )
+        for at in range(0, len(bounds), 3)
+    ]
+
+
+def _facts(experience: StoredExperience) -> list[str]:
+    facts = [_reward(experience)]
+    if experience.reward_parts:
+        facts.append(f"parts: {named(experience.reward_parts)}")
+    if experience.metrics:
+        facts.append(f"metrics: {named(experience.metrics)}")
+    fork = f" · forked: {experience.fork}" if experience.fork else ""
+    facts.append(
+        f"{experience.num_prompt_tokens} prompt and {experience.num_response_tokens} response tokens, {experience.num_trained_tokens} "
+        f"trained on · finish {experience.finish_reason}{fork} · {_policy(experience)}"
+    )
+    for label in experience.labels:
+        reason = f": {label.reason}" if label.reason else ""
+        final = ", final" if label.final else ""
+        facts.append(
+            f"label of {label.labelled_at:%Y-%m-%d %H:%M} by {label.author} ({label.source}{final}): "
+            f"{number(label.old_value)} → {number(label.new_value)}{reason}"
+        )
+    facts.append(_lineage(experience))
+    if experience.purge is not None:
+        when = f"{experience.purge.purged_at:%Y-%m-%d %H:%M}"
+        facts.append(
+            f"its text and arrays were purged by {experience.purge.author} on {when} (purge {experience.purge.purge_id}): {experience.purge.reason}"
+        )
+    return facts
+
+
+def _reward(experience: StoredExperience) -> str:
+    text = f"reward {number(experience.reward)}"
+    if experience.reward != experience.reward_sampled:
+        text += f" (sampled {number(experience.reward_sampled)})"
+    if experience.reward_shaped is not None:
+        text += f", {number(experience.reward_shaped)} after the pipeline"
+    if experience.token_rewards:
+        text += f", rewards of tokens {number(math.fsum(experience.token_rewards))}"
+    return text
+
+
+def _policy(experience: StoredExperience) -> str:
+    low, high = experience.policy_version_min, experience.policy_version_max
+    if low is None:
+        return f"not sampled here ({experience.source})"
+    versions = f"policy version {low}" if low == high else f"policy versions {low} to {high}"
+    return versions if experience.policy_step is None else f"{versions} (trainer step {experience.policy_step})"
+
+
+def _lineage(experience: StoredExperience) -> str:
+    because = f" by {experience.dropped_by}: {experience.dropped_because}" if experience.dropped_by else ""
+    parent = "" if experience.parent_id is None else f" · created from experience {experience.parent_id}"
+    if not experience.uses:
+        return f"{experience.state}{because} · no step has trained on it{parent}"
+    steps = ", ".join(f"{use.trainer_step} of {use.run}" for use in experience.uses)
+    checkpoints = sorted({use.checkpoint_step for use in experience.uses if use.checkpoint_step is not None})
+    held = f", in the checkpoint of step {', '.join(map(str, checkpoints))}" if checkpoints else ""
+    changed = " · corrected since" if any(use.corrected_since for use in experience.uses) else ""
+    return f"{experience.state} · trained on in step {steps}{held}{changed}{parent}"
+
+
+def number(value: float | None) -> str:
+    """Return a reward as text."""
+    return "none" if value is None else f"{value:g}"
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """Return named numbers as text."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}" for name, value in values.items()
+    )
+
+
+def json_of(found: StoredRollout | StoredGroup) -> dict[str, Any]:
+    """Return a rollout or a group as JSON, in which what is not a number is null."""
+    return {name: _finite(value) for name, value in dataclasses.asdict(found).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_finite(each) for each in value]
+    return value
+
+
+def tokenizer_of(config: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
+    """Return the tokenizer of a stored configuration's model; None with the reason if it is not on this machine."""
+    model = config.get("model")
+    path = model.get("path") if isinstance(model, Mapping) else None
+    if not isinstance(path, str):
+        return None, "the run's configuration names no model"
+    folder = stored_model(str(Path(config.get("base_dir", ".")) / path) if path.startswith((".", "/")) else path)
+    file = None if folder is None else folder / "tokenizer.json"
+    if file is None or not file.is_file():
+        return None, f"the tokenizer of the run's model {path} is not on this machine"
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file)), ""
