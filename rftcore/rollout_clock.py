@@ -7,7 +7,7 @@ it waits for something with its own limit, and while the engine sleeps. So a lim
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -49,17 +49,28 @@ class RolloutClock:
     Args:
         limit_s: seconds that the rollout may take.
         clocks: the clocks that are suspended together with it.
+        stop: called at the limit; returns whether the rollout ends by itself now, with what it has.
+        close_s: further seconds for that.
 
     Raises:
         TimeoutError: the rollout took longer.
     """
 
-    def __init__(self, limit_s: float, clocks: RolloutClocks) -> None:
-        self._timeout = asyncio.timeout(limit_s)
+    def __init__(
+        self,
+        limit_s: float,
+        clocks: RolloutClocks,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        close_s: float = 0.0,
+    ) -> None:
+        self._timeout = asyncio.timeout(None)
         self._clocks = clocks
+        self._stop, self._close_s = stop, close_s
+        self._alarm: asyncio.TimerHandle | None = None
         self._left_s = limit_s
         self._num_waits = 0
-        self._counts = False
+        self._counts = self._is_closing = False
         self._num_requests_waiting = self._num_requests_worked_on = 0
         self._waits_for_engine = False
 
@@ -71,6 +82,7 @@ class RolloutClock:
     async def __aenter__(self) -> RolloutClock:
         await self._timeout.__aenter__()
         self._counts = True
+        self._set_alarm()
         self._clocks.begin(self)
         _current.set(self)
         follow_requests(self._follow)
@@ -80,6 +92,7 @@ class RolloutClock:
         self, kind: type[BaseException] | None, raised: BaseException | None, stack: TracebackType | None
     ) -> None:
         self._counts = False
+        self._clear_alarm()
         self._clocks.end(self)
         _current.set(None)
         follow_requests(None)
@@ -87,17 +100,14 @@ class RolloutClock:
 
     def suspend(self) -> None:
         """Stop the time until `resume` has been called as often."""
-        when = self._timeout.when()
-        if when is not None and self._can_change():
-            self._left_s = when - asyncio.get_running_loop().time()
-            self._timeout.reschedule(None)
+        self._clear_alarm()
         self._num_waits += 1
 
     def resume(self) -> None:
         """End one suspension."""
         self._num_waits -= 1
-        if self._num_waits == 0 and self._can_change():
-            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+        if self._num_waits == 0:
+            self._set_alarm()
 
     @property
     def is_suspended(self) -> bool:
@@ -112,8 +122,23 @@ class RolloutClock:
             self._waits_for_engine = waits
             self.suspend() if waits else self.resume()
 
-    def _can_change(self) -> bool:
-        return self._counts and not self._timeout.expired()
+    def _set_alarm(self) -> None:
+        if self._counts and self._timeout.when() is None:
+            self._alarm = asyncio.get_running_loop().call_later(self._left_s, self._reach_limit)
+
+    def _clear_alarm(self) -> None:
+        if self._alarm is not None:
+            self._left_s = max(0.0, self._alarm.when() - asyncio.get_running_loop().time())
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _reach_limit(self) -> None:
+        self._alarm = None
+        if not self._is_closing and self._stop():
+            self._is_closing, self._left_s = True, self._close_s
+            self._set_alarm()
+        else:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 @contextmanager

@@ -57,8 +57,20 @@ class ExplorerConfig(Section):
     rollout_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Seconds after which a rollout is recorded as timed out, without the time that its requests wait in the engine. By default more for"
-        " more than 6,000 max_tokens: a second for every 10. Calls of plain reward functions have their own limit.",
+        description="Seconds after which a rollout ends, without the time that its requests wait in the engine. It is kept if it waits for the model's next"
+        " answer then and has one, and else recorded as timed out. By default more for more than 6,000 max_tokens: a second for every 10. Calls of plain"
+        " reward functions have their own limit.",
+    )
+    close_timeout_s: float = Field(
+        60.0, gt=0, description="Further seconds in which the workflow of a rollout that is kept may return its score."
+    )
+    max_turns: int | None = Field(
+        None, ge=1, description="Answers of the model after which a rollout ends and is kept; no limit by default."
+    )
+    max_rollout_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Sampled tokens of all answers together after which a rollout ends and is kept; no limit by default.",
     )
     reward_timeout_s: float = Field(
         60.0,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rftcore.engines.structure import Structure
 from rftcore.sync.tensors import AdaptersConfig, TensorShapes
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.reception import Reception
@@ -109,6 +110,10 @@ class EngineConfig(BaseModel):
         return os.cpu_count() or 1
 
 
+class PromptTooLongError(RftError):
+    """A prompt that leaves no room for a response in the engine's context."""
+
+
 @dataclass(frozen=True)
 class Decoding:
     """Sampling parameters of one request.
@@ -120,6 +125,7 @@ class Decoding:
         max_tokens: maximum response tokens; the context length may end a response earlier.
         stop: texts that end a response; the text is cut before the first of them, the tokens are not.
         seed: makes this request repeatable; None uses the engine's own random stream.
+        structure: what the response must be; None for any text (vLLM only).
     """
 
     temperature: float = 1.0
@@ -128,6 +134,7 @@ class Decoding:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    structure: Structure | None = None
 
     def greedy(self) -> Decoding:
         """Return the same limits without sampling."""
@@ -197,7 +204,8 @@ class Engine(ABC):
         """Sample one response. Cancelling the awaiting task removes the request from the engine.
 
         Raises:
-            RftError: the prompt does not fit the context length.
+            PromptTooLongError: the prompt does not fit the context length.
+            RftError: the engine cannot sample with this decoding.
             EngineStoppedError: the engine was closed, or ended by an error.
         """
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation, PromptTooLongError
 from rftcore.engines.commands import (
     AwaitedCommand,
     Cancel,
@@ -369,7 +369,7 @@ def _refuse_invalid(request: Request, context_length: int) -> None:
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise RftError("the seed of a request has more than 64 bits", value=seed, allowed="-2**63 to 2**63 - 1")
     if not 0 < len(request.prompt_token_ids) < context_length:
-        raise RftError(
+        raise PromptTooLongError(
             f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",
             allowed=f"1 to {context_length - 1}",
             todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",

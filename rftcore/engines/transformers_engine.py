@@ -22,6 +22,7 @@ from rftcore.sync.files.weights_file import iterate_weights
 from rftcore.sync.tensors import AdaptersConfig
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.reception import Reception
+from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,12 @@ class TransformersEngine(DrivenEngine):
         return {}
 
     def _add(self, request: Request) -> None:
+        if request.decoding.structure is not None:
+            raise RftError(
+                "explorer.engine transformers samples no structured answers",
+                value=request.decoding.structure.kind,
+                todo="set explorer.engine: vllm, or call model.chat without response_format",
+            )
         self._waiting[request.request_id] = request
 
     def _abort(self, request_id: str) -> None:

@@ -25,13 +25,14 @@ import importlib.util
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.core_fork import fork_core
 from rftcore.engines.driver import DrivenEngine
+from rftcore.engines.structure import Structure
 from rftcore.engines.vllm_folders import adapters_folder, model_folder
 from rftcore.garbage import large_imports
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME
@@ -43,6 +44,7 @@ from rftdata.errors import RftError
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import StructuredOutputsParams
 
     from rftcore.sync.vllm.worker import ReceiveOutcome
 
@@ -137,6 +139,7 @@ class VllmEngine(DrivenEngine):
                 max_tokens=decoding.max_tokens,
                 stop=list(decoding.stop),
                 seed=decoding.seed,
+                structured_outputs=_structured_outputs(decoding.structure),
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=bool(decoding.stop),
@@ -358,3 +361,17 @@ class VllmEngine(DrivenEngine):
             self._core.end()
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
+
+
+def _structured_outputs(structure: Structure | None) -> StructuredOutputsParams | None:
+    """Return vLLM's parameters of a structure."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if structure is None:
+        return None
+    value: Any = structure.value
+    if structure.kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if structure.kind == "choice":
+        return StructuredOutputsParams(choice=list(value))
+    return StructuredOutputsParams(**{structure.kind: value})

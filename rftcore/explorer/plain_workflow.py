@@ -30,9 +30,13 @@ class PlainModel:
         """The answers so far."""
         return self._model.turns
 
-    def chat(self, messages: list[Message]) -> Turn:
+    def chat(self, messages: list[Message], **options: Any) -> Turn:
         """Answer a chat; see `Model.chat`."""
-        return self._calls.wait(self._model.chat(messages))
+        return self._calls.wait(self._model.chat(messages, **options))
+
+    def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:
+        """Answer a chat n times; see `Model.chats`."""
+        return self._calls.wait(self._model.chats(messages, n, **options))
 
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer that is given instead of sampled; see `Model.write`."""

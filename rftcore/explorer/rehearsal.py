@@ -16,6 +16,7 @@ from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
+from rftcore.workflows.limits import Limits
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
 from rftdata.experience import Rollout
@@ -99,6 +100,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
         workflow_args=explorer.workflow_args,
         scorer=scorer,
         timeout_s=min(LIMIT_S, explorer.rollout_timeout_s),
+        limits=Limits(explorer.max_turns, explorer.max_rollout_tokens),
         source="explorer",
         slots=asyncio.Semaphore(1),
         on_failure=lambda *failure: failures.append(failure),

@@ -35,6 +35,7 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
+from rftcore.workflows.limits import Limits
 from rftdata.attempts.evaluations import versions_to_evaluate
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -156,6 +157,9 @@ class Explorer:
             workflow_args=self.config.workflow_args,
             scorer=self.scorer,
             timeout_s=self.config.rollout_timeout_s,
+            close_s=self.config.close_timeout_s,
+            limits=Limits(self.config.max_turns, self.config.max_rollout_tokens),
+            seed=self.resolved.config.run.seed,
             source=source,
             slots=self._slots(),
             on_failure=self.failures.record,

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
@@ -23,6 +24,7 @@ from rftcore.failures import FunctionFailedError, describe, user_stack, waited_a
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
+from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
@@ -40,7 +42,11 @@ class RolloutRunner:
     """Runs the rollouts of a run.
 
     Attributes:
-        timeout_s: a rollout that takes longer is recorded as timed out; waiting for a slot, or in the engine, does not count (`RolloutClock`).
+        timeout_s: a rollout that takes longer ends; waiting for a slot, or in the engine, does not count (`RolloutClock`). It is kept if it
+            waits for the model's next answer then, and else recorded as timed out.
+        close_s: further seconds in which the workflow of a rollout that is kept returns its score.
+        limits: on turns and tokens.
+        seed: of the run, from which the tasks of its groups have theirs.
         slots: number of concurrent rollouts.
         on_failure: receives the description of a failure and the user's stack.
         clocks: those of its rollouts, to be suspended while the engine sleeps.
@@ -53,6 +59,9 @@ class RolloutRunner:
     workflow_args: dict[str, Any]
     scorer: Scorer
     timeout_s: float
+    close_s: float = 60.0
+    limits: Limits = NO_LIMITS
+    seed: int = 0
     source: str
     slots: asyncio.Semaphore
     on_failure: Callable[[str, str], None] = lambda *_: None
@@ -66,14 +75,7 @@ class RolloutRunner:
 
         A screened-out group is still complete: the rollouts that were not run are recorded as cancelled, with the reason.
         """
-        task = Task(
-            claimed.task_id,
-            claimed.taskset,
-            claimed.task_key,
-            claimed.payload["prompt"],
-            claimed.payload.get("answer"),
-            claimed.payload.get("metadata") or {},
-        )
+        task = Task.from_row(vars(claimed), self.seed, claimed.explore_step)
         size, prompts = claimed.group_size, Prompts()
         group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
         if screening and screening.rollouts < size:
@@ -120,7 +122,8 @@ class RolloutRunner:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
         async with self.slots:
-            return await self._try(task, index, Model(self._sampler(index, claimed), decoding, prompts))
+            model = Model(self._sampler(index, claimed), decoding, prompts, self.limits)
+            return await self._try(replace(task, rollout_index=index), index, model)
 
     def _sampler(self, index: int, claimed: ClaimedGroup | None) -> Sampler:
         if claimed is None or self.drafts is None:
@@ -129,12 +132,15 @@ class RolloutRunner:
 
     async def _try(self, task: Task, index: int, model: Model) -> Rollout:
         started = time.monotonic()
-        clock = RolloutClock(self.timeout_s, self.clocks)
+        limit = f"took longer than explorer.rollout_timeout_s = {self.timeout_s:g} s"
+        stop = partial(model.stop, "rollout_timeout", f"the rollout {limit}")
+        clock = RolloutClock(self.timeout_s, self.clocks, stop=stop, close_s=self.close_s)
         try:
             async with clock:
-                score = checked_score(await self._run_workflow(task, model), task)
+                score = checked_score(await self._score(task, model), task)
                 refuse_partly_recorded([turn.sequence for turn in model.turns])
-            return _recorded(Rollout(index, reward=score.reward), model, score.parts, started)
+            kept = Rollout(index, reward=score.reward, stop_reason=model.stop_reason)
+            return _recorded(kept, model, score.parts, started)
         except asyncio.CancelledError as raised:
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
@@ -144,7 +150,7 @@ class RolloutRunner:
         except _OF_A_USER as raised:  # the boundary: errors of a user's code are data
             if _holds(raised, *_ERRORS_OF_THE_RUN):
                 raise
-            outcome, error = self._outcome(raised, timed_out=clock.expired)
+            outcome, error = self._outcome(raised, limit if clock.expired else None)
             self.on_failure(error, user_stack(raised))
         failed = Rollout(index, outcome, error=error)
         try:
@@ -152,16 +158,40 @@ class RolloutRunner:
         except Exception:  # noqa: BLE001 - its turns cannot be stored; its first error is kept
             return replace(failed, seconds=time.monotonic() - started)
 
+    async def _score(self, task: Task, model: Model) -> Any:
+        """Return what the workflow returns. If a limit ends it, the rewards score the last turn, with what the workflow recorded of each.
+
+        Raises:
+            LimitReachedError: there is no reward, and the workflow recorded none.
+        """
+        try:
+            return await self._run_workflow(task, model)
+        except _OF_A_USER as raised:
+            if not model.turns or not _holds(raised, LimitReachedError):
+                raise
+            steps = [
+                float(t.sequence.arrays["step_reward"][0]) for t in model.turns if "step_reward" in t.sequence.arrays
+            ]
+            score = await self.scorer(model.turns[-1], task)
+            if not steps and not score.parts:
+                raise
+            return replace(score, reward=score.reward + math.fsum(steps))
+
     async def _run_workflow(self, task: Task, model: Model) -> Any:
         if not _is_async(self.workflow):
             return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
         return await self.workflow(task, model, self.scorer, **self.workflow_args)
 
-    def _outcome(self, raised: BaseException, *, timed_out: bool) -> tuple[str, str]:
+    def _outcome(self, raised: BaseException, limit: str | None) -> tuple[str, str]:
+        """Return the outcome of a rollout that failed, and its error.
+
+        Args:
+            limit: the limit on its time, if that ended it.
+        """
         if _holds(raised, BlockedError):
             return "timeout", f"blocked the event loop of the workflows for too long{waited_at(raised)}"
-        if timed_out:
-            return "timeout", f"took longer than explorer.rollout_timeout_s = {self.timeout_s:g} s{waited_at(raised)}"
+        if limit is not None:
+            return "timeout", f"{limit}{waited_at(raised)}"
         if isinstance(raised, FunctionFailedError) and raised.timed_out:
             return "timeout", raised.text
         text = describe(raised)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,27 @@ PROBE_ANSWER = "7f3a9c51"
 _MARKS = (0xF0000, 0x100000)
 _SCALARS = (int, float, bool, type(None))
 _OF_TEXTS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True)
+class TemplateInput:
+    """What a chat template reads besides the messages.
+
+    Attributes:
+        tools: JSON schemas of the tools that the model may call; None without tools.
+        arguments: further variables of the template, such as `enable_thinking`.
+    """
+
+    tools: list[dict[str, Any]] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Equal for inputs that a template renders alike."""
+        return repr((self.tools, sorted(self.arguments.items()))) if self.tools or self.arguments else ""
+
+
+MESSAGES_ALONE = TemplateInput()
 
 
 @dataclass(frozen=True)
@@ -52,14 +73,14 @@ class ChatEncoder:
         self._in_texts = _pattern(self.special_tokens)
         self._in_answers = _pattern([token for token in self.special_tokens if token in of_texts])
         self._ordinary: dict[str, list[int]] = {}
-        self._ends: tuple[str, str] | None = None
+        self._ends: dict[str, tuple[str, str]] = {}
 
     @property
     def is_plain(self) -> bool:
         """Whether the tokenizer has no chat template."""
         return self._tokenizer.chat_template is None
 
-    def prompt(self, messages: list[Message]) -> Encoded:
+    def prompt(self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> Encoded:
         """Return the model's input for a chat.
 
         Raises:
@@ -69,10 +90,16 @@ class ChatEncoder:
         if self.is_plain:
             text = "".join(map(content_text, messages))
             return Encoded(text, [int(token) for token in self._tokenizer.encode(text)])
-        chat = self.marked(messages)
-        return self.encoded(self.render(chat.messages, add_generation_prompt=True), chat)
+        chat = self.marked(messages, given)
+        return self.encoded(self.render(chat.messages, chat.given, add_generation_prompt=True), chat)
 
-    def continued(self, messages: list[Message], num_known: int, last_token: int | None) -> Encoded | None:
+    def continued(
+        self,
+        messages: list[Message],
+        num_known: int,
+        last_token: int | None,
+        given: TemplateInput = MESSAGES_ALONE,
+    ) -> Encoded | None:
         """Return what follows a sampled answer up to the next one, or None if the template renders the earlier chat differently.
 
         Args:
@@ -84,11 +111,11 @@ class ChatEncoder:
         """
         if self.is_plain:
             return self.encoded("".join(map(content_text, messages[num_known:])), None)
-        chat = self.marked(messages)
-        whole = self.render(chat.messages, add_generation_prompt=True)
+        chat = self.marked(messages, given)
+        whole = self.render(chat.messages, chat.given, add_generation_prompt=True)
         try:
-            known = self.render(chat.messages[:num_known], add_generation_prompt=False)
-            end, rest = self.ends_of_answers(chat.messages[: num_known - 1])
+            known = self.render(chat.messages[:num_known], chat.given, add_generation_prompt=False)
+            end, rest = self.ends_of_answers(chat.messages[: num_known - 1], chat.given)
         except Exception:  # noqa: BLE001 - the template may refuse a chat that ends with an answer; the whole one is rendered instead
             return None
         kept = known.removesuffix(rest)
@@ -99,22 +126,22 @@ class ChatEncoder:
         closing = [] if not end_ids or last_token == end_ids[-1] else end_ids
         return Encoded(end + between.text, closing + between.token_ids)
 
-    def ends_of_answers(self, messages: list[Message]) -> tuple[str, str]:
+    def ends_of_answers(self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> tuple[str, str]:
         """Return what the template writes after an answer: the text of its end, up to the first special token, and the rest.
 
         Raises:
             RftError: the template changes the answer.
             Exception: any error of the chat template.
         """
-        if self._ends is None:
+        if given.key not in self._ends:
             probe = [*messages, {"role": "assistant", "content": PROBE_ANSWER}]
-            before, found, after = self.render(probe, add_generation_prompt=False).rpartition(PROBE_ANSWER)
+            before, found, after = self.render(probe, given, add_generation_prompt=False).rpartition(PROBE_ANSWER)
             if not found:
                 raise RftError("the model's chat template changes an answer", value=before[:200])
             places = [(after.find(token), -len(token)) for token in self.special_tokens if token in after]
             place, length = min(places, default=(0, 0))
-            self._ends = after[: place - length], after[place - length :]
-        return self._ends
+            self._ends[given.key] = after[: place - length], after[place - length :]
+        return self._ends[given.key]
 
     def rewriting_roles(self) -> list[str]:
         """Return the roles of messages before which the template changes an earlier answer that has thoughts, of user and tool.
@@ -129,17 +156,27 @@ class ChatEncoder:
                 found += [role] if self.continued(chat, 2, None) is None else []
         return found
 
-    def render(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE, *, add_generation_prompt: bool
+    ) -> str:
         """Return what the chat template writes.
 
         Raises:
             Exception: any error of the chat template, which is a program.
         """
         return str(
-            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+            self._tokenizer.apply_chat_template(
+                messages,
+                tools=given.tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **given.arguments,
+            )
         )
 
-    def marked(self, messages: list[Message], *, with_answers: bool = True) -> MarkedChat:
+    def marked(
+        self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE, *, with_answers: bool = True
+    ) -> MarkedChat:
         """Return a chat for the template, with a mark in place of the text of each special token.
 
         Args:
@@ -149,7 +186,7 @@ class ChatEncoder:
         Raises:
             RftError: the chat leaves no characters for marks, or the text of an object contains a special token.
         """
-        texts = "".join(_texts(messages))
+        texts = "".join((*_texts(messages), *_texts(given.tools)))
         for first in _MARKS:
             marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
             if not marks or re.search(f"[{chr(first)}-{chr(first + len(marks) - 1)}]", texts) is None:
@@ -162,6 +199,7 @@ class ChatEncoder:
                 _marked_message(message, in_answers if _is_answer(message) else self._in_texts, marks)
                 for message in messages
             ],
+            given if self._in_texts is None else replace(given, tools=_marked(given.tools, self._in_texts, marks)),
             {mark: token for token, mark in marks.items()},
         )
 
@@ -219,17 +257,20 @@ class Prompts:
     def __init__(self) -> None:
         self._rendered: dict[str, Encoded] = {}
 
-    def rendered(self, encoder: ChatEncoder, messages: list[Message]) -> Encoded:
+    def rendered(self, encoder: ChatEncoder, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> Encoded:
         """Return what `encoder.prompt` returns.
 
         Args:
             encoder: the same in each call.
         """
-        if not _is_plain_data(messages):  # objects of a workflow, which its template may know
-            return encoder.prompt(messages)
-        key = repr(messages)  # unlike JSON, it distinguishes tuples from lists, and True from "true" as a key
+        # Objects of a workflow, which its template may know, have no text that distinguishes them.
+        if not all(map(_is_plain_data, (messages, given.tools, dict(given.arguments)))):
+            return encoder.prompt(messages, given)
+        key = (
+            repr(messages) + given.key
+        )  # unlike JSON, it distinguishes tuples from lists, and True from "true" as a key
         if key not in self._rendered:
-            self._rendered[key] = encoder.prompt(messages)
+            self._rendered[key] = encoder.prompt(messages, given)
         found = self._rendered[key]
         return Encoded(found.text, list(found.token_ids))
 
@@ -240,10 +281,12 @@ class MarkedChat:
 
     Attributes:
         messages: with marks, characters that stand for special tokens.
+        given: likewise.
         tokens: the text of each mark.
     """
 
     messages: list[Message]
+    given: TemplateInput
     tokens: dict[str, str]
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rftcore.workflows.chat_encoding import Message, Prompts, chat_encoder
+from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, Prompts, TemplateInput, chat_encoder
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftcore.workflows.turn import Turn
 from rftdata.errors import RftError
@@ -33,11 +33,13 @@ class Prompt:
 
     Attributes:
         continues: number of the turn whose chat it continues, extended or rendered again; None if it continues none.
+        given_key: of what the chat template read besides the messages.
     """
 
     text: str
     token_ids: list[int]
     continues: int | None = None
+    given_key: str = ""
 
 
 @dataclass(eq=False)
@@ -74,26 +76,38 @@ class Session:
     def turns(self) -> list[Turn]:
         return [node.turn for node in self._nodes]
 
-    def prompt(self, tokenizer: Any, messages: list[Message]) -> Prompt:
+    @property
+    def has_sampled(self) -> bool:
+        """Whether the policy has answered."""
+        return any(node.prompt is not None for node in self._nodes)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of all answers of the policy."""
+        sampled = [node.turn.sequence for node in self._nodes if node.prompt is not None]
+        return sum(len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in sampled)
+
+    def prompt(self, tokenizer: Any, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> Prompt:
         """Return the input for a chat: the tokens of the turn that it continues and those of the new messages, or the rendered chat.
 
         Args:
             tokenizer: of the model.
+            given: what the chat template reads besides the messages; only turns with the same can be continued.
 
         Raises:
             RftError, Exception: see `ChatEncoder.prompt`.
         """
-        node, encoder = self._continued(_keys(messages)), chat_encoder(tokenizer)
+        node, encoder = self._continued(_keys(messages), given.key), chat_encoder(tokenizer)
         if node is not None:
             known = node.turn.sequence
             last_token = int(known.token_ids[-1]) if len(known.token_ids) > known.num_prompt_tokens else None
-            between = encoder.continued(messages, len(node.chat), last_token)
+            between = encoder.continued(messages, len(node.chat), last_token, given)
             if between is not None:
                 text = known.prompt + known.response + between.text
-                return Prompt(text, [*known.token_ids, *between.token_ids], node.number)
+                return Prompt(text, [*known.token_ids, *between.token_ids], node.number, given.key)
         # No other rollout asks for a chat with this one's answers.
-        rendered = self._prompts.rendered(encoder, messages) if node is None else encoder.prompt(messages)
-        return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number)
+        rendered = self._prompts.rendered(encoder, messages, given) if node is None else encoder.prompt(messages, given)
+        return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number, given.key)
 
     def add(self, turn: Turn, prompt: Prompt | None = None) -> Turn:
         """Record a turn.
@@ -101,8 +115,7 @@ class Session:
         Args:
             prompt: None for an answer that no policy sampled.
         """
-        answer: Message = {"role": "assistant", "content": turn.response}
-        node = _Node(len(self._nodes), turn, _keys([*turn.messages, answer]), prompt)
+        node = _Node(len(self._nodes), turn, _keys([*turn.messages, turn.message]), prompt)
         if prompt is not None:
             node.extended = self._extended_by(prompt)
             if node.extended is not None and node.extended.next is None:
@@ -122,11 +135,13 @@ class Session:
             if not _joins(node)
         ]
 
-    def _continued(self, chat: list[_Key]) -> _Node | None:
+    def _continued(self, chat: list[_Key], given_key: str) -> _Node | None:
         """Return the turn with the longest chat that this one begins with, the latest of several."""
         found: _Node | None = None
         for node in self._nodes:
-            if node.prompt is None or node.turn.finish_reason == "abort" or chat[: len(node.chat)] != node.chat:
+            if node.prompt is None or node.prompt.given_key != given_key or node.turn.finish_reason == "abort":
+                continue
+            if chat[: len(node.chat)] != node.chat:
                 continue
             if found is None or len(node.chat) >= len(found.chat):
                 found = node
@@ -238,7 +253,7 @@ def _arrays(sequences: list[Sequence]) -> dict[str, Array]:
 
 
 def _keys(messages: list[Message]) -> list[_Key]:
-    """Return what identifies each message: its role, its content, and further entries unless it is an answer.
+    """Return what identifies each message: its role, its content, and further entries, of an answer only its calls.
 
     Templates strip answers, so the space around an answer does not count.
     """
@@ -252,7 +267,7 @@ def _text_of(message: Message) -> str:
 
 def _further(message: Message) -> str:
     if message["role"] == "assistant":
-        return ""
+        return repr(calls) if (calls := message.get("tool_calls")) else ""
     entries = [(repr(key), repr(value)) for key, value in message.items() if key not in ("role", "content")]
     return repr(sorted(entries)) if entries else ""
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from rftcore.engines.base import Decoding, Generation
-from rftcore.workflows.chat_encoding import Message, Prompts, content_text, copied
+import xxhash
+
+from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, Prompts, TemplateInput, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
+from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
+from rftcore.workflows.sampling import SamplingChanges, changed
 from rftcore.workflows.session import Session
 from rftcore.workflows.turn import TokenValues, Turn
+from rftdata.errors import RftError
 from rftdata.experience import Sequence
 
 if TYPE_CHECKING:
@@ -38,6 +44,9 @@ class Task:
         prompt: text, or chat messages.
         answer: the right answer as text; None if the source has none.
         metadata: all other columns of the source.
+        seed: 31 bits, for environments: equal for all rollouts of a group, another for each group. In an evaluation it depends on the task
+            alone.
+        rollout_index: place of the rollout in its group, from 0.
     """
 
     task_id: int
@@ -46,10 +55,21 @@ class Task:
     prompt: Any
     answer: str | None
     metadata: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    rollout_index: int = 0
+
+    @property
+    def rollout_seed(self) -> int:
+        """31 bits, another for each rollout of a group, and the same when a rollout is begun again."""
+        return _seed(self.seed, self.rollout_index)
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Task:
-        """Return the task of a row with task_id, taskset, task_key and payload."""
+    def from_row(cls, row: Mapping[str, Any], *seed_of: int) -> Task:
+        """Return the task of a row with task_id, taskset, task_key and payload.
+
+        Args:
+            seed_of: what the task's seed depends on besides the task.
+        """
         payload = row["payload"]
         return cls(
             row["task_id"],
@@ -58,7 +78,12 @@ class Task:
             payload["prompt"],
             payload.get("answer"),
             payload.get("metadata") or {},
+            _seed(row["taskset"], row["task_key"], *seed_of),
         )
+
+
+def _seed(*parts: object) -> int:
+    return xxhash.xxh3_64_intdigest(repr(parts).encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,16 @@ class Sampler(Protocol):
         """Sample one response; see `Engine.generate`."""
 
 
+@dataclass(frozen=True)
+class _Request:
+    """One call of `Model.chat`."""
+
+    messages: list[Message]
+    decoding: Decoding
+    given: TemplateInput
+    parse: Callable[[str], Message] | None
+
+
 class Model:
     """The policy as a workflow uses it; every answer is recorded as a turn.
 
@@ -96,45 +131,156 @@ class Model:
         sampler: an engine, or one rollout's view of it.
         decoding: sampling parameters.
         prompts: renders chats; rollouts of one group share it.
+        limits: of the rollout.
     """
 
-    def __init__(self, sampler: Sampler, decoding: Decoding, prompts: Prompts | None = None) -> None:
+    def __init__(
+        self, sampler: Sampler, decoding: Decoding, prompts: Prompts | None = None, limits: Limits = NO_LIMITS
+    ) -> None:
         self._sampler = sampler
         self._decoding = decoding
+        self._limits = limits
         self._session = Session(prompts)
+        self._open: set[asyncio.Task[Generation]] = set()
+        self._num_begun = 0
+        self._reached: LimitReachedError | None = None
 
     @property
     def turns(self) -> list[Turn]:
         """The answers so far."""
         return self._session.turns
 
+    @property
+    def stop_reason(self) -> str | None:
+        """The limit that was reached, one of `STOP_REASONS`; None while there is none."""
+        return None if self._reached is None else self._reached.reason
+
     def sequences(self) -> list[Sequence]:
         """Return what is stored of the turns so far: a sequence for each branch of their chats."""
         return self._session.sequences()
 
-    def chat(self, messages: list[Message]) -> Coroutine[Any, Any, Turn]:
+    def chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        parse: Callable[[str], Message] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingChanges],
+    ) -> Coroutine[Any, Any, Turn]:
         """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated.
 
         A chat that continues an earlier one is not rendered again: its prompt is the tokens of that turn, as they were sampled, and those of
         the new messages (`rftcore.workflows.session`).
-        """
-        return self._chat(copied(messages))
 
-    async def _chat(self, messages: list[Message]) -> Turn:
-        prompt = self._session.prompt(self._sampler.tokenizer, messages)
-        generation = await self._sampler.generate(prompt.token_ids, self._decoding)
+        Args:
+            tools: JSON schemas of tools, for the chat template.
+            parse: returns the answer as a message, with calls of tools apart from the content; by default its content is the answer.
+            template_args: further variables of the chat template, such as `enable_thinking`.
+            sampling: changes of the sampling parameters, see `SamplingChanges`.
+
+        Raises:
+            LimitReachedError: the rollout has no turns, tokens, context or time left.
+            RftError: a parameter is not valid, or a first prompt does not fit into the context.
+        """
+        given = MESSAGES_ALONE
+        if tools or template_args:
+            given = TemplateInput(copied(tools) if tools else None, copied([dict(template_args or {})])[0])
+        return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse))
+
+    async def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:
+        """Answer a chat n times, each a branch of its own; options as for `chat`.
+
+        Raises:
+            RftError: see `chat`; of several errors, that of the first answer.
+        """
+        if n < 1:
+            raise RftError("model.chats needs a number of answers", value=n, allowed="1 or more")
+        requests = [asyncio.ensure_future(self.chat(messages, **options)) for _ in range(n)]
+        try:
+            return await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+
+    def stop(self, reason: str, what: str) -> bool:
+        """End the rollout by a limit: open requests raise it, and so does every later one; return whether an open request was ended.
+
+        Without a finished answer nothing is ended, because there would be nothing to keep.
+        """
+        if not self._open or not self._session.has_sampled:
+            return False
+        self._reached = LimitReachedError(reason, what)
+        for generation in self._open:
+            generation.cancel()
+        return True
+
+    async def _chat(self, request: _Request) -> Turn:
+        decoding = self._within_limits(request.decoding)
+        self._num_begun += 1
+        prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given)
+        generation = await self._generation(prompt.token_ids, decoding)
         num_prompt = len(prompt.token_ids)
-        sequence = Sequence(
-            prompt=prompt.text,
-            response=generation.text,
-            token_ids=prompt.token_ids + generation.token_ids,
-            num_prompt_tokens=num_prompt,
-            finish_reason=generation.finish_reason,
-            behavior_logprobs=generation.logprobs,
-            policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
-            messages=[*messages, {"role": "assistant", "content": generation.text}],
+        parsed = None if request.parse is None else request.parse(generation.text)
+        turn = Turn(
+            copied(request.messages),
+            generation.text,
+            generation.finish_reason,
+            Sequence(
+                prompt=prompt.text,
+                response=generation.text,
+                token_ids=prompt.token_ids + generation.token_ids,
+                num_prompt_tokens=num_prompt,
+                finish_reason=generation.finish_reason,
+                behavior_logprobs=generation.logprobs,
+                policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
+            ),
+            parsed,
         )
-        return self._session.add(Turn(copied(messages), generation.text, generation.finish_reason, sequence), prompt)
+        turn.sequence.messages = [*request.messages, turn.message]
+        return self._session.add(turn, prompt)
+
+    def _within_limits(self, decoding: Decoding) -> Decoding:
+        """Return sampling parameters that keep within the limit on tokens.
+
+        Raises:
+            LimitReachedError: no turn or token is left.
+        """
+        max_turns, max_tokens = self._limits.max_turns, self._limits.max_rollout_tokens
+        if self._reached is not None:
+            raise self._reached
+        if max_turns is not None and self._num_begun >= max_turns:
+            self._reached = LimitReachedError(
+                "max_turns", f"the rollout has had its {max_turns} turns (explorer.max_turns)"
+            )
+            raise self._reached
+        if max_tokens is None:
+            return decoding
+        left = max_tokens - self._session.num_sampled_tokens
+        if left <= 0:
+            what = f"the rollout has sampled its {max_tokens} tokens (explorer.max_rollout_tokens)"
+            self._reached = LimitReachedError("max_rollout_tokens", what)
+            raise self._reached
+        return replace(decoding, max_tokens=min(decoding.max_tokens, left))
+
+    async def _generation(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        generation = asyncio.ensure_future(self._sampler.generate(prompt_token_ids, decoding))
+        self._open.add(generation)
+        try:
+            return await generation
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._reached is not None and generation.cancelled() and not (task is not None and task.cancelling()):
+                raise self._reached from None
+            generation.cancel()
+            raise
+        except PromptTooLongError as error:
+            if not self._session.has_sampled:
+                raise
+            self._reached = LimitReachedError("context_length", error.what)
+            raise self._reached from error
+        finally:
+            self._open.discard(generation)
 
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer from another source (a demonstration), see `written_sequence`.

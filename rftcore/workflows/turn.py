@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rftcore.workflows import inputs
-from rftcore.workflows.chat_encoding import Message
+from rftcore.workflows.chat_encoding import Message, copied
 from rftdata.experience import Array, Sequence
 
 TokenValues = list[float] | Array
@@ -20,12 +20,19 @@ class Turn:
         response: text without the special tokens that begin, end or fill a text; those that mark the calls of tools are in it.
         finish_reason: stop, length or abort.
         sequence: its prompt and its answer. What is stored joins the turns of a chat, see `rftcore.workflows.session`.
+        parsed: the answer as a message whose calls of tools are apart from its content; None if it was not parsed.
     """
 
     messages: list[Message]
     response: str
     finish_reason: str
     sequence: Sequence
+    parsed: Message | None = None
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message, with which a workflow continues the chat."""
+        return {"role": "assistant", "content": self.response} if self.parsed is None else copied([self.parsed])[0]
 
     @property
     def response_token_ids(self) -> list[int]:

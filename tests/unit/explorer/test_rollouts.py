@@ -21,6 +21,7 @@ from rftcore.engines.base import Decoding, Generation
 from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.experience import Group, Rollout, successes_and_trials
@@ -571,3 +572,72 @@ def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_rep
     report = read_report(tmp_path, int(done.stdout))
     assert report is not None and "kept the interpreter's lock" in report[0]
     assert report[0].endswith("(flow.py, line 8, in flow)") and 'flow.py", line 8 in flow' in report[1]
+
+
+class Quick:
+    """An engine that answers some questions at once, and the next never."""
+
+    def __init__(self, num_quick: int) -> None:
+        self.tokenizer = make_character_tokenizer()
+        self.num_quick = num_quick
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        if self.num_quick == 0:
+            await asyncio.Event().wait()
+        self.num_quick -= 1
+        return Generation([5], [0.0], "3", "stop", [(0, 0)])
+
+
+async def asks_on(task: Task, model: Model, score: Scorer) -> Score:
+    while True:
+        (await model.chat([{"role": "user", "content": "1+1="}])).record(step_reward=0.25)
+
+
+async def asks_until_it_may_not(task: Task, model: Model, score: Scorer) -> Score:
+    try:
+        return await asks_on(task, model, score)
+    except LimitReachedError as limit:
+        return Score(7.0, {limit.reason: 1.0})
+
+
+def asks_plainly(task: Task, model: PlainModel, score: Any) -> Score:
+    while True:
+        model.chat([{"role": "user", "content": "1+1="}]).record(step_reward=0.25)
+
+
+async def half(turn: Turn, task: Task) -> Score:
+    return Score(0.5, {"half": 0.5})
+
+
+@pytest.mark.parametrize(("workflow", "expected"), [(asks_on, 1.0), (asks_until_it_may_not, 7.0), (asks_plainly, 1.0)])
+@pytest.mark.parametrize("limit", ["max_turns", "rollout_timeout"])
+def test_a_rollout_that_reaches_a_limit_is_kept_with_the_reason(workflow: Any, expected: float, limit: str) -> None:
+    of_turns = limit == "max_turns"
+    engine, limits = Quick(99 if of_turns else 2), Limits(max_turns=2) if of_turns else NO_LIMITS
+    runner = runner_of(workflow, timeout_s=PATIENCE_S if of_turns else 0.1, engine=engine, scorer=half, limits=limits)
+    rollout = asyncio.run(runner.rollout(TASK, 0, Decoding()))
+    assert (rollout.outcome, rollout.stop_reason, rollout.reward, rollout.num_turns) == ("ok", limit, expected, 2)
+
+
+def test_a_rollout_that_reaches_a_limit_fails_if_nothing_scores_it_or_has_no_answer_or_does_not_close() -> None:
+    async def nothing(turn: Turn, task: Task) -> Score:
+        return Score(0.0)
+
+    async def unscored(task: Task, model: Model, score: Scorer) -> Score:
+        while True:
+            await model.chat([{"role": "user", "content": "1+1="}])
+
+    async def stubborn(task: Task, model: Model, score: Scorer) -> Score:
+        with contextlib.suppress(LimitReachedError):
+            await asks_on(task, model, score)
+        return await endless(task, model, score)
+
+    async def outcome(workflow: Any, num_quick: int) -> tuple[str, str, str | None]:
+        runner = runner_of(workflow, timeout_s=0.1, close_s=0.1, engine=Quick(num_quick), scorer=nothing)
+        rollout = await runner.rollout(TASK, 0, Decoding())
+        return rollout.outcome, str(rollout.error), rollout.stop_reason
+
+    assert asyncio.run(outcome(unscored, 2))[0] == "failed"
+    for workflow, num_quick in ((asks_on, 0), (stubborn, 2)):
+        kind, error, reason = asyncio.run(outcome(workflow, num_quick))
+        assert (kind, reason) == ("timeout", None) and "rollout_timeout_s = 0.1 s" in error

@@ -1,0 +1,189 @@
+"""What a workflow may ask of the model in one call, and the limits of a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.engines.structure import Structure
+from rftcore.workflows.limits import LimitReachedError, Limits
+from rftcore.workflows.task import Model, Task
+from rftdata.errors import RftError
+from tests.support.chat_tokenizers import chat_tokenizer
+from tests.unit.workflows.test_session import Spy, answered, asked, check
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds <|im_end|> numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+
+
+class Decodings(Spy):
+    """Keeps the decodings, too."""
+
+    seen: list[Decoding]
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        self.seen = [*getattr(self, "seen", []), decoding]
+        return await super().generate(prompt_token_ids, decoding)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The message of an answer that calls a tool: the text after `call:` is its argument."""
+    content, _, argument = text.partition("call:")
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if argument:
+        call = {"name": "add", "arguments": {"a": int(argument)}}
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    return message
+
+
+def test_a_call_changes_the_sampling_of_its_answer_alone_and_never_beyond_the_run_s_longest_answer() -> None:
+    spy = Decodings(chat_tokenizer("qwen2_5"))
+    model, form = Model(spy, Decoding(max_tokens=50, temperature=0.7)), {"type": "choice", "choice": ["yes", "no"]}
+
+    async def run() -> None:
+        await model.chat(asked("a"), temperature=0.0, max_tokens=7, stop="\n", top_p=0.5, top_k=3)
+        await model.chat(asked("b"), max_tokens=900, response_format=form)
+        await model.chat(asked("c"))
+
+    asyncio.run(run())
+    assert spy.seen == [
+        Decoding(temperature=0.0, max_tokens=7, stop=("\n",), top_p=0.5, top_k=3),
+        Decoding(temperature=0.7, max_tokens=50, structure=Structure("choice", ("yes", "no"))),
+        Decoding(temperature=0.7, max_tokens=50),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"temperature": -1}, "invalid temperature"),
+        ({"top_p": 0.0}, "invalid top_p"),
+        ({"max_tokens": 0}, "invalid max_tokens"),
+        ({"stop": [""]}, "invalid stop"),
+        ({"stops": "x"}, "does not know an argument.*stops.*response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format is not valid.*json_schema"),
+        ({"response_format": {"type": "choice", "choice": []}}, "response_format is not valid"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_sampled(wrong: Any, words: str) -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    with pytest.raises(RftError, match=words):
+        Model(spy, Decoding()).chat(asked("a"), **wrong)
+    assert spy.received == []
+
+
+def test_several_answers_to_one_chat_are_branches_with_a_row_each() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    model = Model(spy, Decoding())
+    turns = asyncio.run(model.chats(asked("a"), 3))
+    assert [turn.sequence.num_prompt_tokens for turn in turns] == [len(spy.received[0][0])] * 3
+    assert [s.fork for s in model.sequences()] == [None, "branch", "branch"]
+    check(spy, model.sequences())
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1"])
+def test_a_chat_with_calls_of_tools_is_extended_token_for_token(template: str) -> None:
+    spy = Spy(chat_tokenizer(template))
+    thought = (
+        "<think>\nso\n</think>\n\n" if template == "qwen3" else ""
+    )  # without, the template adds one to the last answer alone
+    spy.will_answer(f"{thought}one call:1", f"{thought}two call:2", f"{thought}three")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        messages = asked("add")
+        for _ in range(2):
+            turn = await model.chat(messages, tools=[TOOL], parse=parsed)
+            assert turn.message["tool_calls"][0]["function"]["name"] == "add" and "call" not in turn.message["content"]
+            messages = [*messages, turn.message, {"role": "tool", "name": "add", "content": "3"}]
+        await model.chat(messages, tools=[TOOL], parse=parsed)
+
+    asyncio.run(run())
+    (sequence,) = model.sequences()
+    assert sequence.num_turns == 3 and "add" in sequence.prompt
+    # The text of a special token in the description of a tool is no token.
+    end = spy.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if template != "llama3_1":
+        clean = [{**TOOL, "function": {**TOOL["function"], "description": "Adds numbers."}}]  # type: ignore[dict-item]
+        other = Spy(spy.tokenizer)
+        asyncio.run(Model(other, Decoding()).chat(asked("add"), tools=clean))
+        assert spy.received[0][0].count(end) == other.received[0][0].count(end)
+    check(spy, model.sequences())
+
+
+def test_a_chat_with_other_tools_or_template_arguments_is_another_chat() -> None:
+    spy = Spy(chat_tokenizer("qwen3"))
+    model, chat = Model(spy, Decoding()), asked("a")
+
+    async def run() -> None:
+        turn = await model.chat(chat, template_args={"enable_thinking": False})
+        await model.chat(answered(chat, turn, ("user", "b")), tools=[TOOL])
+
+    asyncio.run(run())
+    assert "</think>" in model.turns[0].sequence.prompt and len(model.sequences()) == 2
+    check(spy, model.sequences())
+
+
+def test_limits_on_turns_and_tokens_end_a_rollout_and_cut_its_last_answer() -> None:
+    spy = Decodings(chat_tokenizer("qwen2_5"))
+    spy.will_answer("one", "two", "three")
+    model = Model(spy, Decoding(max_tokens=50), limits=Limits(max_turns=2, max_rollout_tokens=10))
+
+    async def run() -> None:
+        for text in "abc":
+            await model.chat(asked(text))
+
+    with pytest.raises(LimitReachedError, match=r"has had its 2 turns \(explorer.max_turns\)"):
+        asyncio.run(run())
+    num_first = len(model.turns[0].response_token_ids)
+    assert [decoding.max_tokens for decoding in spy.seen] == [10, 10 - num_first]
+    assert model.stop_reason == "max_turns" and len(model.turns) == 2
+    tokens = Model(spy, Decoding(), limits=Limits(max_rollout_tokens=1))
+    spy.will_answer("four")
+    with pytest.raises(LimitReachedError, match="has sampled its 1 tokens"):
+        asyncio.run(_twice(tokens))
+    assert tokens.stop_reason == "max_rollout_tokens"
+
+
+def test_a_prompt_beyond_the_context_ends_a_rollout_only_after_an_answer() -> None:
+    class Short(Spy):
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            if len(self.received) >= self.most:
+                raise PromptTooLongError("a prompt of 9 tokens does not fit the engine's context")
+            return await super().generate(prompt_token_ids, decoding)
+
+        most = 1
+
+    model = Model(Short(chat_tokenizer("qwen2_5")), Decoding())
+    with pytest.raises(LimitReachedError, match="does not fit"):
+        asyncio.run(_twice(model))
+    assert model.stop_reason == "context_length"
+    none = Short(chat_tokenizer("qwen2_5"))
+    none.most = 0
+    model = Model(none, Decoding())
+    with pytest.raises(PromptTooLongError):
+        asyncio.run(_twice(model))
+    assert model.stop_reason is None
+
+
+async def _twice(model: Model) -> None:
+    await model.chat(asked("a"))
+    await model.chat(asked("b"))
+
+
+def test_seeds_of_a_group_are_equal_and_those_of_its_rollouts_differ() -> None:
+    row = {"task_id": 1, "taskset": "t", "task_key": "k", "payload": {"prompt": "p"}}
+    evaluated, again, group, other = (Task.from_row(row, *of) for of in ((), (), (7, 1), (7, 2)))
+    assert evaluated.seed == again.seed and len({evaluated.seed, group.seed, other.seed}) == 3
+    rollouts = [Task.from_row(row, 7, 1).__class__(1, "t", "k", "p", None, {}, group.seed, i) for i in (0, 1)]
+    assert rollouts[0].rollout_seed != rollouts[1].rollout_seed and 0 <= rollouts[0].rollout_seed < 2**31
+    assert Task.from_row(row).rollout_seed == evaluated.rollout_seed
