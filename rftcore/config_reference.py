@@ -116,10 +116,11 @@ def _further() -> dict[str, list[Key]]:
     """Return the keys of built-in plug-ins by the section in which they are written."""
     from rftcore.algorithms.config import AlgorithmConfig
     from rftcore.engines.base import EngineConfig
+    from rftcore.rewards import REWARDS
     from rftcore.workflows import WORKFLOWS
     from rftdata.selectors import SELECTORS
 
-    selectors, workflows = [], []
+    selectors, workflows, rewards = [], [], []
     for name in SELECTORS.builtins:
         parameters = _parameters(SELECTORS.load(name), ("task_ids", "seed"))
         selectors += [
@@ -133,11 +134,19 @@ def _further() -> dict[str, list[Key]]:
             Key(f"explorer.workflow_args.{key.name}", key.type, key.default, key.meaning, f"explorer.workflow: {name}")
             for key in parameters
         ]
+    for name in REWARDS.builtins:
+        reward: Callable[..., object] = REWARDS.load(name)
+        passed = () if isinstance(reward, type) else tuple(inspect.signature(reward).parameters)[:2]
+        rewards += [
+            Key(f"explorer.reward[].{key.name}", key.type, key.default, key.meaning, f"explorer.reward: {name}")
+            for key in _parameters(reward, passed)
+        ]
     return {
         "selector": selectors,
         "algorithm": list(_of_section(AlgorithmConfig, "algorithm.")),
         "explorer.engine_args": list(_of_section(EngineConfig, "explorer.engine_args.")),
         "explorer.workflow_args": workflows,
+        "explorer.reward[]": rewards,
     }
 
 
@@ -176,7 +185,8 @@ def arguments(config: type[BaseModel], prefix: str = "", values: BaseModel | Non
     rows = []
     for name, field in config.model_fields.items():
         default = _default(field) if values is None else _default_text(getattr(values, name))
-        rows.append([f"`{prefix}{name}`", _type(field), default, field.description or _told(config, name)])
+        key = field.alias or name  # an alias is a key that Python reserves
+        rows.append([f"`{prefix}{key}`", _type(field), default, field.description or _told(config, name)])
         nested = _nested(field.annotation)
         if nested is not None:
             values_of_nested = field.default if isinstance(field.default, nested) else None

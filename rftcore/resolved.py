@@ -27,7 +27,7 @@ from rftcore.engines.base import Engine, EngineConfig
 from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
 from rftcore.model_folder import names_folder, resolve_model, stored_model
 from rftcore.monitor import MONITORS, Monitor
-from rftcore.rewards import Reward, load_rewards
+from rftcore.rewards import LoadedReward, load_rewards
 from rftcore.rewards.reward_model import RewardModel
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
@@ -208,9 +208,9 @@ class ResolvedRun:
             ("teacher", self.teacher_folder, "algorithm.teacher"),
             ("teacher", self.scoring_teacher_folder, "explorer.teacher"),
             *(
-                ("reward", reward.folder, "explorer.reward")
+                ("reward", reward.function.folder, "explorer.reward")
                 for reward in self.rewards.values()
-                if isinstance(reward, RewardModel)
+                if isinstance(reward.function, RewardModel)
             ),
         ]
         policy = ModelFolder("policy", self.model_folder, "model.path")
@@ -252,11 +252,12 @@ class ResolvedRun:
         return "baseline_rewards" in self.algorithm.columns if wanted is None else wanted
 
     @built_once
-    def rewards(self) -> Mapping[str, Reward]:
-        """The reward functions by their names in the configuration.
+    def rewards(self) -> Mapping[str, LoadedReward]:
+        """The rewards by `RewardConfig.key`.
 
         Raises:
             PluginError: a name is unknown or cannot be loaded.
+            ConfigError: a reward does not accept its arguments.
         """
         return load_rewards(self.config.explorer.reward, self.config.base_dir)
 

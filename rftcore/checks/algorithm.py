@@ -131,11 +131,13 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
     """Refuse rollouts that come through the chain without what the algorithm learns from.
 
     Raises:
-        ConfigError: answers that no policy sampled, rollouts that all have the same reward, or pairs of equal answers or of a model that
-            writes none.
+        ConfigError: answers that no policy sampled, rollouts that all have the same reward, pairs of equal answers or of a model that
+            writes none, or weights of rewards that the algorithm does not read.
     """
     if algorithm.forms_pairs:
         _check_sampled_pairs(algorithm, explorer)
+    if "reward_parts" in algorithm.columns:
+        _check_single_rewards(algorithm, explorer)
     if algorithm.uses_behavior_logprobs:
         for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):
             if value in ("none", "demonstration"):
@@ -153,6 +155,27 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
             f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences between rollouts",
             todo="name a reward such as exact_match or ./reward.py:score",
         )
+
+
+def _check_single_rewards(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+    """Refuse what the list of rewards says about their combination and an algorithm that reads each alone would ignore."""
+    if explorer.reward_combination != "sum":
+        raise ConfigError(
+            f"{algorithm.name} reads each reward alone, and explorer.reward_combination would have no effect",
+            value=explorer.reward_combination,
+            allowed="sum",
+            todo="remove reward_combination, or use another algorithm",
+        )
+    weights = getattr(algorithm.advantage.config, "weights", {}) if algorithm.advantage is not None else {}
+    for reward in explorer.reward:
+        name = reward.as_ or reward.name.rpartition(":")[2]
+        if reward.weight not in (1.0, weights.get(name, 1.0)):
+            raise ConfigError(
+                f"explorer.reward gives {reward.key} a weight, and {algorithm.name} reads each reward without it",
+                value=reward.weight,
+                allowed="1, or the weight of the same name in algorithm.advantage.weights",
+                todo=f"set algorithm.advantage.weights: {{{name}: {reward.weight:g}}}",
+            )
 
 
 def _check_sampled_pairs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:

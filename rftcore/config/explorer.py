@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from rftcore.config.reward import Combination, RewardConfig, check_rewards, listed_rewards
 from rftcore.teachers.config import TeacherConfig
 from rftdata.config import Section
 
@@ -17,8 +18,14 @@ class ExplorerConfig(Section):
     engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
     workflow: str = Field("single_turn", description="single_turn, demonstration, or the path of your own.")
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
-    reward: list[str] = Field(
-        default_factory=list, description="Reward functions whose values are summed; names or paths."
+    reward: list[RewardConfig] = Field(
+        default_factory=list,
+        description="Reward functions; each a name, or {name: …} with its weight and its arguments.",
+    )
+    reward_combination: Combination = Field(
+        "sum",
+        description="How the values of several rewards become one: sum (each times its weight), product (each to the power of its weight, no value below 0), or"
+        " first_failure (the sum up to the first reward that is 0 or less, or below its threshold; the rewards after it are not called).",
     )
     teacher: TeacherConfig | None = Field(
         None,
@@ -122,15 +129,12 @@ class ExplorerConfig(Section):
     @field_validator("reward", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return listed_rewards(value)
 
-    @field_validator("reward")
-    @classmethod
-    def _named_once(cls, names: list[str]) -> list[str]:
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise ValueError(f"{', '.join(doubled)} is named more than once; to weight a reward, do so in its function")
-        return names
+    @model_validator(mode="after")
+    def _rewards_fit_together(self) -> ExplorerConfig:
+        check_rewards(self.reward, self.reward_combination)
+        return self
 
     @model_validator(mode="after")
     def _only_vllm_divides_a_model(self) -> ExplorerConfig:

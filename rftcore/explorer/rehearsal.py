@@ -93,7 +93,14 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
     allowed_s, limit = explorer.reward_limit
     if allowed_s > LIMIT_S:
         allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
-    scorer = Scorer(resolved.rewards, resolved.config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
+    scorer = Scorer(
+        resolved.rewards,
+        resolved.config.base_dir,
+        combination=explorer.reward_combination,
+        timeout_s=allowed_s,
+        limit=limit,
+        max_processes=1,
+    )
     runner = RolloutRunner(
         engine=engine,
         workflow=resolved.workflow,

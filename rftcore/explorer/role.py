@@ -128,6 +128,7 @@ class Explorer:
         self.scorer = Scorer(
             resolved.rewards,
             config.base_dir,
+            combination=self.config.reward_combination,
             timeout_s=self.config.reward_limit[0],
             limit=self.config.reward_limit[1],
             max_processes=self.config.reward_processes,

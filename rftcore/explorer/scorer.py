@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from rftcore.config.reward import Combination, RewardConfig
 from rftcore.explorer.reward_functions import load_checked
-from rftcore.explorer.reward_value import CheckedValue, checked_value
-from rftcore.rewards import Reward
+from rftcore.explorer.reward_value import CheckedPart, CheckedValue, checked_value
+from rftcore.rewards import LoadedReward
+from rftcore.rewards.combination import RewardTotal
 from rftcore.rollout_clock import clock_suspended
 from rftcore.user_functions.function_process import Functions, Question, TimeLimit
 from rftcore.user_functions.function_processes import FunctionProcesses
@@ -20,17 +22,19 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class Scorer:
-    """Scores a turn by the sum of the named rewards.
+    """Scores a turn by the combination of the rewards.
 
     The name of a part is that of its function, or its key in the function's mapping. If that name is taken, the
-    name in the configuration is added (`./b.py:score`, `./b.py:score.accuracy`).
+    name in the configuration is added (`./b.py:score`, `./b.py:score.accuracy`). A name of its own (`as`) takes the function's place, and is
+    added to the keys of a mapping (`NAME.accuracy`). Parts are the values without their weights.
 
-    `TokenRewards` go to the turn's `token_rewards`. Their sum is a part, but not in the total, because algorithms add the rewards of
-    tokens to the reward of the rollout.
+    `TokenRewards`, times the weight, go to the turn's `token_rewards`. Their sum is a part, but not in the total, because algorithms add the
+    rewards of tokens to the reward of the rollout.
 
     Args:
-        rewards: functions by their names in the configuration.
+        rewards: the loaded rewards.
         base_dir: folder of the configuration file; separate processes load functions by name.
+        combination: how the values of several rewards become one.
         timeout_s: a call of a plain function that takes longer fails.
         limit: the setting with that value, for messages; explorer.reward_timeout_s by default.
         max_processes: maximum number of processes for plain functions.
@@ -38,60 +42,85 @@ class Scorer:
 
     def __init__(
         self,
-        rewards: Mapping[str, Reward],
+        rewards: Mapping[str, LoadedReward],
         base_dir: Path,
         *,
+        combination: Combination = "sum",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         limit: str = "",
         max_processes: int = 8,
     ) -> None:
         self._limit = TimeLimit(timeout_s, limit or f"explorer.reward_timeout_s = {timeout_s:g} s")
-        self._functions = rewards
-        outside = [name for name, function in self._functions.items() if not _runs_here(function)]
+        self._rewards = rewards
+        self._combination: Combination = combination
+        outside = [reward.config for reward in rewards.values() if not _runs_here(reward.function)]
         functions = Functions("reward", load_checked, outside, base_dir)
         self._processes = FunctionProcesses(functions, max_processes) if outside else None
 
     async def __call__(self, turn: Turn, task: Task) -> Score:
-        """Return the sum and its parts.
+        """Return the total and its parts.
 
         Raises:
-            RftError: a reward returned something other than finite numbers, or another number of `TokenRewards` than the response has tokens.
+            RftError: a reward returned something other than finite numbers, another number of `TokenRewards` than the response has tokens, or
+                a negative value for a product.
             FunctionFailedError: a plain function failed. An async function's error is raised unchanged.
         """
+        if not self._rewards:
+            return Score(0.0, {})
         parts: dict[str, float] = {}
-        total, token_rewards = 0.0, list[TokenRewards]()
-        for name in self._functions:
-            value = await self._value(name, turn, task)
-            if isinstance(value, dict):
-                named = [(key, f"{name}.{key}", part) for key, part in value.items()]
-            else:
-                named = [(name.rpartition(":")[2], name, value)]
-            for short, qualified, part in named:
-                part_name = qualified if short in parts else short
+        total, token_rewards = RewardTotal(self._combination), list[TokenRewards]()
+        for reward in self._rewards.values():
+            value = await self._value(reward, turn, task)
+            numbers = []
+            for name, part in _named_parts(reward.config, value, parts.keys()):
                 if isinstance(part, TokenRewards):
-                    parts[part_name] = math.fsum(part.values)
-                    token_rewards.append(part)
+                    parts[name] = math.fsum(part.values)
+                    token_rewards.append(TokenRewards([reward.config.weight * number for number in part.values]))
                 else:
-                    parts[part_name] = part
-                    total += part
+                    parts[name] = part
+                    numbers.append(part)
+            if numbers:
+                _add(total, reward.config, math.fsum(numbers), task)
+            if total.has_failed:
+                break
         if token_rewards:
             _record(turn, token_rewards, task)
-        return Score(total, parts)
+        return Score(total.value, parts)
 
-    async def _value(self, name: str, turn: Turn, task: Task) -> CheckedValue:
-        function = self._functions[name]
-        if self._processes is not None and not _runs_here(function):
-            what = f"the reward {name!r} on task {task.task_key!r}"
+    async def _value(self, reward: LoadedReward, turn: Turn, task: Task) -> CheckedValue:
+        key = reward.config.key
+        if self._processes is not None and not _runs_here(reward.function):
+            what = f"the reward {key!r} on task {task.task_key!r}"
             with clock_suspended():  # the call has its own limit, and may wait for others
-                found: CheckedValue = await self._processes.call(Question.of(name, what, self._limit, turn, task))
+                found: CheckedValue = await self._processes.call(Question.of(key, what, self._limit, turn, task))
             return found
-        value = function(turn, task)
-        return checked_value(name, await value if inspect.isawaitable(value) else value, task)
+        value = reward(turn, task)
+        return checked_value(key, await value if inspect.isawaitable(value) else value, task)
 
     def close(self) -> None:
         """End the processes."""
         if self._processes is not None:
             self._processes.close()
+
+
+def _named_parts(reward: RewardConfig, value: CheckedValue, taken: Collection[str]) -> list[tuple[str, CheckedPart]]:
+    """Return the parts of a value by the names under which they are stored."""
+    if not isinstance(value, dict):
+        short = reward.as_ or reward.name.rpartition(":")[2]
+        return [(reward.key if short in taken else short, value)]
+    names = {name: f"{reward.key}.{name}" if reward.as_ or name in taken else name for name in value}
+    return [(names[name], part) for name, part in value.items()]
+
+
+def _add(total: RewardTotal, reward: RewardConfig, value: float, task: Task) -> None:
+    try:
+        total.add(reward, value)
+    except ValueError as error:
+        raise RftError(
+            f"the reward {reward.key} returned {value:g} for the task {task.task_key!r} of {task.taskset!r}, and rewards are multiplied",
+            allowed="0 or more with explorer.reward_combination: product",
+            todo="shift its values, set its weight to 0 so that it is stored and does not count, or combine by sum",
+        ) from error
 
 
 def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:
@@ -108,7 +137,7 @@ def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:
     )
 
 
-def _runs_here(function: Reward) -> bool:
+def _runs_here(function: object) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is also an async function
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     return asynchronous or bool(getattr(function, "runs_in_explorer", False))

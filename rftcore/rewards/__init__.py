@@ -1,8 +1,8 @@
 """Rewards: functions of a turn and its task. One file each, listed in this table.
 
-A reward is `def reward(turn: Turn, task: Task) -> float | TokenRewards | dict[str, …]`, plain or async. Several rewards are summed. A mapping
-counts with its sum, and its parts are stored. `TokenRewards` have one number per token of the response. An exception becomes the rollout's recorded
-outcome.
+A reward is `def reward(turn: Turn, task: Task, *, arguments…) -> float | TokenRewards | dict[str, …]`, plain or async, or a class whose instances are
+called so and whose constructor takes the arguments. Several rewards combine (`rftcore.rewards.combination`). A mapping counts with its sum, and its
+parts are stored. `TokenRewards` have one number per token of the response. An exception becomes the rollout's recorded outcome.
 
 A plain function runs in a separate process (`rftcore.user_functions.function_processes`), an async one in the event loop of the workflows. A plain
 function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
@@ -15,19 +15,23 @@ an answer, and refuse a set in which no task has one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rftcore.config.reward import RewardConfig
+from rftcore.rewards.arguments import checked_arguments
 from rftcore.rewards.reward_model import PREFIX, RewardModel
 from rftcore.workflows.task import Task, TokenRewards, Turn
-from rftdata.errors import RftError, refuse
+from rftdata.errors import PluginError, RftError, refuse
 from rftdata.plugins import Registry
 
 RewardPart = float | TokenRewards
 RewardValue = RewardPart | Mapping[str, RewardPart]
-Reward = Callable[[Turn, Task], RewardValue | Awaitable[RewardValue]]
+Reward = Callable[..., RewardValue | Awaitable[RewardValue]]
 
-REWARDS = Registry[Reward](
+REWARDS = Registry[Any](
     "reward",
     {
         "exact_match": "rftcore.rewards.exact_match:exact_match",
@@ -36,24 +40,69 @@ REWARDS = Registry[Reward](
 )
 
 
-def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:
-    """Load the named functions.
+@dataclass(frozen=True)
+class LoadedReward:
+    """An entry of `explorer.reward` with its function.
+
+    Attributes:
+        function: the function, or the instance of a class.
+        arguments: those of each call of the function.
+    """
+
+    config: RewardConfig
+    function: Reward
+    arguments: Mapping[str, Any]
+
+    def __call__(self, turn: Turn, task: Task) -> RewardValue | Awaitable[RewardValue]:
+        return self.function(turn, task, **self.arguments)
+
+
+def load_rewards(entries: Sequence[RewardConfig | str], base_dir: Path) -> dict[str, LoadedReward]:
+    """Load the functions of `explorer.reward`, by `RewardConfig.key`.
 
     Raises:
         PluginError: a name is unknown or does not load.
-        SeveralErrors: several names are or do.
+        ConfigError: a function does not accept its arguments.
+        SeveralErrors: several entries are wrong.
     """
     found, errors = {}, []
-    for name in names:
+    for entry in entries:
+        config = RewardConfig.model_validate(entry)
         try:
-            found[name] = _load(name, base_dir)
+            found[config.key] = _load(config, base_dir)
         except RftError as error:
             errors.append(error)
     refuse(errors)
     return found
 
 
-def _load(name: str, base_dir: Path) -> Reward:
-    if name.startswith(PREFIX):
-        return RewardModel(base_dir / Path(name.removeprefix(PREFIX)).expanduser())
-    return REWARDS.load(name, base_dir)
+def _load(config: RewardConfig, base_dir: Path) -> LoadedReward:
+    origin, within = f"the reward {config.name!r}", "explorer.reward"
+    if config.name.startswith(PREFIX):
+        checked_arguments(RewardModel, 1, config.arguments, origin, within=within)
+        return LoadedReward(
+            config, RewardModel(base_dir / Path(config.name.removeprefix(PREFIX)).expanduser()), config.arguments
+        )
+    loaded = REWARDS.load(config.name, base_dir)
+    if isinstance(loaded, type):
+        arguments = checked_arguments(loaded, 0, config.arguments, origin, within=within)
+        return LoadedReward(config, _made(loaded, arguments, origin), {})
+    if not callable(loaded):
+        raise PluginError(
+            f"{origin} is not a function",
+            value=loaded,
+            allowed="a function of (turn, task), or a class whose instances are called with them",
+            todo="correct the name after the colon",
+        )
+    return LoadedReward(config, loaded, checked_arguments(loaded, 2, config.arguments, origin, within=within))
+
+
+def _made(kind: type, arguments: Mapping[str, Any], origin: str) -> Reward:
+    try:
+        return kind(**arguments)  # type: ignore[no-any-return]  # called to find out
+    except RftError as error:
+        raise error.about(origin) from error
+    except Exception as error:
+        raise PluginError(
+            f"{origin} cannot be made: {type(error).__name__}: {error}", todo="correct its arguments, or its class"
+        ) from error

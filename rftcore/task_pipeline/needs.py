@@ -40,7 +40,9 @@ class TaskNeeds:
     def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, chain: Chain | None) -> None:
         self._resolved, self._taskset = resolved, taskset
         workflow = resolved.workflow
-        functions: dict[str, object] = {f"the reward {name!r}": function for name, function in resolved.rewards.items()}
+        functions: dict[str, object] = {
+            f"the reward {key!r}": reward.function for key, reward in resolved.rewards.items()
+        }
         functions[f"the workflow {resolved.config.explorer.workflow!r}"] = workflow
         self._needing = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]
         stages = chain.stages if chain is not None else []

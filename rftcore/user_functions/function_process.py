@@ -63,13 +63,13 @@ class Functions:
         kind: what they are, for messages, such as "reward".
         load: returns the functions by name. It is a function of a module, and is called in the process. The functions return plain values that
             can be sent to another process, or raise.
-        names: functions as named in the configuration.
+        names: functions as named in the configuration: texts, or records that `load` takes.
         base_dir: folder of the configuration file.
     """
 
     kind: str
-    load: Callable[[list[str], Path], Mapping[str, Callable[..., Any]]]
-    names: list[str]
+    load: Callable[[list[Any], Path], Mapping[str, Callable[..., Any]]]
+    names: list[Any]
     base_dir: Path
 
 

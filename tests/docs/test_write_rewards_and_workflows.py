@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rftcore.config.reward import RewardConfig
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rehearsal import StandIn
 from rftcore.explorer.rollouts import RolloutRunner
@@ -63,6 +65,21 @@ def test_the_reward_of_the_page(files: Path) -> None:
     finally:
         scorer.close()
     assert (score.reward, score.parts) == (1.2, {"right": 1.0, "short": 0.2})
+
+
+def test_the_list_of_rewards_of_the_page(files: Path) -> None:
+    (block,) = re.findall(
+        r"```yaml\n(explorer:\n  reward:.*?)```", (PAGES / "write-a-reward.md").read_text(), re.DOTALL
+    )
+    rewards = [RewardConfig.model_validate(entry) for entry in yaml.safe_load(block)["explorer"]["reward"]]
+    scorer = Scorer(load_rewards(rewards, files), files)
+    try:
+        score = asyncio.run(
+            scorer(Turn([], "2, thanks", "stop", Sequence("1+1=", "2, thanks", [1, 2], 1, "stop")), TASK)
+        )
+    finally:
+        scorer.close()
+    assert (score.reward, score.parts) == (0.4, {"right": 0.0, "short": 0.2, "polite": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,24 @@ def test_evaluations_without_an_explorer_are_refused(change: dict[str, Any], wor
         ({"sampling": {"over_sampling": 0.5}, "explorer": {"max_refill": 0}}, "max_refill is 0"),
         ({"trainer": {"optimizer": {"betas": [0.9, 1.0]}}}, r"trainer\.optimizer\.betas"),
         ({"trainer": {"optimizer": {"betas": [-0.1, 0.9]}}}, r"trainer\.optimizer\.betas"),
-        ({"explorer": {"reward": ["exact_match", "exact_match"]}}, "exact_match is named more than once"),
+        ({"explorer": {"reward": ["exact_match", "exact_match"]}}, "exact_match is named more than once.*as: …"),
+        ({"explorer": {"reward": [{"weight": 2}]}}, r"explorer\.reward\.0\.name' is missing"),
+        (
+            {"explorer": {"reward": {"name": "exact_match", "weight": "much"}}},
+            r"reward\.0\.weight' is wrong: it must be a number",
+        ),
+        (
+            {"explorer": {"reward": {"name": "exact_match", "threshold": 1}}},
+            "threshold of the reward exact_match has no effect.*first_failure",
+        ),
+        (
+            {"explorer": {"reward": {"name": "exact_match", "weight": -1}, "reward_combination": "product"}},
+            "exact_match has the weight -1.*exponent",
+        ),
+        (
+            {"explorer": {"reward_combination": "mean"}},
+            r"reward_combination' is wrong.*'sum', 'product' or 'first_failure'",
+        ),
         ({"trainer": {"num_gpus": 0}}, r"trainer\.num_gpus"),
         ({"trainer": {"num_gpus": 4, "tensor_parallel": 3}}, r"tensor_parallel \(3\) must divide num_gpus \(4\)"),
         ({"trainer": {"tensor_parallel": 2}}, "null, which is one.* multiple of 2"),
@@ -98,6 +115,27 @@ def test_sampling_whose_probabilities_the_learner_cannot_compute_is_refused(chan
             refuse_names(ResolvedRun(config(explorer=change, algorithm={"name": name})))
     for name in ("sft", "raft"):
         refuse_names(ResolvedRun(config(explorer=change, algorithm={"name": name})))
+
+
+@pytest.mark.parametrize(
+    ("explorer", "message"),
+    [
+        ({"reward": {"name": "exact_match", "weight": 0.5}}, r"gdpo reads each.*weights: \{exact_match: 0\.5\}"),
+        ({"reward_combination": "first_failure"}, "gdpo reads each reward alone"),
+    ],
+)
+def test_combinations_that_the_algorithm_does_not_read_are_refused(explorer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_names(ResolvedRun(config(algorithm={"name": "gdpo"}, explorer=explorer)))
+    weights = {"name": "gdpo", "advantage": {"weights": {"exact_match": 0.5}}}
+    if "reward" in explorer:
+        refuse_names(ResolvedRun(config(algorithm=weights, explorer=explorer)))
+
+
+def test_a_reward_is_stored_as_it_was_written() -> None:
+    entries = ["exact_match", {"name": "./a.py:f", "weight": 0.5, "as": "short", "pattern": "x"}]
+    assert config(explorer={"reward": entries}).model_dump(mode="json")["explorer"]["reward"] == entries
+    assert config().model_dump()["explorer"]["reward"] == ["exact_match"]
 
 
 def test_arguments_that_the_workflow_does_not_take_are_refused() -> None:

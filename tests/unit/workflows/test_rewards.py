@@ -8,15 +8,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rftcore.config.reward import Combination, RewardConfig
 from rftcore.explorer.scorer import Scorer
 from rftcore.failures import FunctionFailedError
 from rftcore.rewards import load_rewards
 from rftcore.user_functions import function_processes
 from rftcore.workflows.task import Score, Task, Turn
-from rftdata.errors import PluginError, RftError
+from rftdata.errors import ConfigError, PluginError, RftError
 from rftdata.experience import Sequence
 from rftdata.processes import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
@@ -32,10 +34,20 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """A scorer of functions in files, ended after the test."""
     made = []
 
-    def build(names: list[str], *, timeout_s: float = PATIENCE_S, max_processes: int = 2, **files: str) -> Scorer:
+    def build(
+        entries: list[Any],
+        *,
+        combination: Combination = "sum",
+        timeout_s: float = PATIENCE_S,
+        max_processes: int = 2,
+        **files: str,
+    ) -> Scorer:
         for name, text in files.items():
             (tmp_path / f"{name}.py").write_text(text)
-        made.append(Scorer(load_rewards(names, tmp_path), tmp_path, timeout_s=timeout_s, max_processes=max_processes))
+        rewards = load_rewards([RewardConfig.model_validate(entry) for entry in entries], tmp_path)
+        made.append(
+            Scorer(rewards, tmp_path, combination=combination, timeout_s=timeout_s, max_processes=max_processes)
+        )
         return made[-1]
 
     yield build
@@ -63,6 +75,76 @@ def test_two_parts_of_one_name_both_count(make: Make) -> None:
     a, b = "def f(turn, task):\n    return {'form': 1}", "def g(turn, task):\n    return {'form': 2}"
     found = scored(make(["./a.py:f", "./b.py:g"], a=a, b=b))
     assert found == Score(3.0, {"form": 1.0, "./b.py:g.form": 2.0})
+
+
+GIVES = """
+class Gives:
+    "A reward of its argument."
+
+    runs_in_explorer = True
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, turn, task):
+        if self.value > 90:
+            raise RuntimeError("called after a failure")
+        return self.value
+"""
+
+
+def gives(name: str, value: object, **keys: Any) -> dict[str, Any]:
+    return {"name": "./gives.py:Gives", "as": name, "value": value, **keys}
+
+
+@pytest.mark.parametrize(
+    ("combination", "rewards", "total", "parts"),
+    [
+        ("sum", [gives("a", 2, weight=0.25), gives("b", -1), gives("seen", 7, weight=0)], -0.5, [2, -1, 7]),
+        ("product", [gives("a", 0.25, weight=0.5), gives("b", 3), gives("seen", -7, weight=0)], 1.5, [0.25, 3, -7]),
+        ("product", [gives("a", 0), gives("b", 3)], 0.0, [0, 3]),
+        ("first_failure", [gives("a", 1, weight=0.2), gives("b", 0), gives("c", 99)], 0.2, [1, 0]),
+        ("first_failure", [gives("a", -1), gives("c", 99)], -1.0, [-1]),
+        ("first_failure", [gives("a", 0.4, threshold=0.5), gives("c", 99)], 0.4, [0.4]),
+        ("first_failure", [gives("a", -0.3, threshold=-0.5), gives("b", 1)], 0.7, [-0.3, 1]),
+    ],
+)
+def test_rewards_combine_and_their_parts_are_stored_without_weights(
+    combination: Combination, rewards: list[dict[str, Any]], total: float, parts: list[float], make: Make
+) -> None:
+    found = scored(make(rewards, combination=combination, gives=GIVES))
+    assert found.reward == pytest.approx(total)
+    assert found.parts == dict(zip([reward["as"] for reward in rewards], parts, strict=False))
+
+
+def test_a_product_of_a_negative_value_is_refused_with_the_task(make: Make) -> None:
+    with pytest.raises(RftError, match="reward a returned -1 for the task 'one' of 'sums', and rewards are multiplied"):
+        scored(make([gives("a", -1)], combination="product", gives=GIVES))
+
+
+def test_one_function_with_other_arguments_is_another_part(make: Make) -> None:
+    a = "def near(turn, task, *, to: int, scale: float = 1.0):\n    return {'by': abs(int(turn.response) - to) * scale}"
+    found = scored(
+        make([{"name": "./a.py:near", "as": "three", "to": "3", "scale": 0.5}, {"name": "./a.py:near", "to": 4}], a=a)
+    )
+    assert found == Score(2.5, {"three.by": 0.5, "by": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"to": 1, "scal": 3},
+            r"the reward './a\.py:near': there is no key 'explorer\.reward\.scal'.*allowed: to, scale.*did you mean 'scale'",
+        ),
+        ({}, r"'explorer\.reward\.to' is missing"),
+        ({"to": 1.5}, r"'explorer\.reward\.to' is wrong: Input should be a valid integer"),
+    ],
+)
+def test_arguments_that_a_reward_does_not_take_are_refused(arguments: dict[str, Any], message: str, make: Make) -> None:
+    a = "def near(turn, task, *, to: int, scale: float = 1.0):\n    return 1.0"
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        make([{"name": "./a.py:near", **arguments}], a=a)
 
 
 def test_no_reward_is_zero(make: Make) -> None:
