@@ -6,6 +6,7 @@ Frames of these packages above and below the user's code do not help the user an
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rftdata.errors import RftError
 from rftdata.user_code.frames import is_ours, is_standard, is_the_users
 
 _MAX_FRAMES = 20
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
 class FunctionFailedError(Exception):
@@ -91,6 +93,18 @@ def user_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
     # Above are the interpreter's own frames: the event loop, the thread, the start of the process.
     first = next((position for position in theirs if not is_standard(frames[position].filename)), None)
     return [] if first is None else list(frames[first : theirs[-1] + 1])
+
+
+def dumped_frames(dumped: str, file_name: str) -> traceback.StackSummary:
+    """Return the main thread's frames from faulthandler's output, outermost first.
+
+    Args:
+        file_name: of the module that calls the user's code; the user's own threads have no frame of it.
+    """
+    threads = dumped.split("\n\n")
+    lines = next((thread for thread in threads if file_name in thread), threads[-1]).splitlines()
+    matches = [match for line in lines if (match := _FRAME.match(line))]
+    return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(matches)])
 
 
 def as_traceback(frames: list[traceback.FrameSummary], last_line: str) -> str:

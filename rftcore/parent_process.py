@@ -22,3 +22,9 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent ended before that call
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Undo `end_with_parent`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)

@@ -15,7 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from rftdata.errors import PluginError
 from rftdata.user_code.time_limits import LOADING_S, call
 
 T = TypeVar("T")
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Registry(Generic[T]):
     Attributes:
         kind: the kind as configurations call it (`operator`, `reward`, `selector`, …).
         builtins: name -> `module:attr`.
-        loading_s: limit for importing a plug-in that is not built in, in seconds.
+        loading_s: limit for importing a plug-in that is not built in, in seconds; None if the caller keeps a limit of its own.
     """
 
     kind: str
     builtins: Mapping[str, str]
-    loading_s: float = LOADING_S
+    loading_s: float | None = LOADING_S
 
     def load(self, name: str, base_dir: Path | None = None) -> T:
         """Return the object that `name` refers to.
@@ -113,13 +114,16 @@ def _from_module(kind: str, name: str, target: str, loading_s: float | None) -> 
 
     try:
         what = f"the import of {module_name}"
-        module = load_module() if loading_s is None else call(load_module, loading_s, what, cap=False)
-        return getattr(module, attribute)
+        return getattr(_limited(load_module, loading_s, what), attribute)
     except Exception as error:
         raise PluginError(
             f"the {kind} {name!r} does not load: {type(error).__name__}: {error}",
             todo=_todo(error, f"check that `python -c 'import {module_name}'` works and that it defines {attribute!r}"),
         ) from error
+
+
+def _limited(load: Callable[[], Loaded], loading_s: float | None, what: str, *, of_file: bool = False) -> Loaded:
+    return load() if loading_s is None else call(load, loading_s, what, cap=of_file, loading=of_file)
 
 
 def _todo(error: Exception, otherwise: str) -> str:
@@ -132,9 +136,9 @@ def _todo(error: Exception, otherwise: str) -> str:
     return otherwise
 
 
-def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint, loading_s: float) -> Any:
+def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint, loading_s: float | None) -> Any:
     try:
-        return call(entry_point.load, loading_s, f"the import of {entry_point.value}", cap=False)
+        return _limited(entry_point.load, loading_s, f"the import of {entry_point.value}")
     except Exception as error:
         package = entry_point.dist.name if entry_point.dist else entry_point.module
         raise PluginError(
@@ -143,7 +147,7 @@ def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.Entr
         ) from error
 
 
-def _from_file(kind: str, name: str, base_dir: Path, loading_s: float) -> Any:
+def _from_file(kind: str, name: str, base_dir: Path, loading_s: float | None) -> Any:
     file_name, _, attribute = name.partition(":")
     path = (base_dir / file_name).resolve()
     if not attribute:
@@ -155,7 +159,7 @@ def _from_file(kind: str, name: str, base_dir: Path, loading_s: float) -> Any:
             todo="correct the path; it is relative to the configuration file",
         )
     try:
-        module = call(lambda: _import_file(path), loading_s, f"the import of {path}", loading=True)
+        module = _limited(lambda: _import_file(path), loading_s, f"the import of {path}", of_file=True)
     except Exception as error:
         raise PluginError(
             f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=_todo(error, f"correct {path}")

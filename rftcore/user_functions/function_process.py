@@ -17,7 +17,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import re
 import select
 import signal
 import socket
@@ -36,6 +35,7 @@ from rftcore.failures import (
     FunctionFailedError,
     as_traceback,
     describe,
+    dumped_frames,
     user_frames,
     user_line,
     user_stack,
@@ -52,7 +52,6 @@ _LENGTH = struct.Struct("!Q")
 _READ_BYTES = 1 << 18
 _CALL, _END = b"c", b"e"  # tokens
 _MOST_TOKENS = 1024
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
 @dataclass(frozen=True)
@@ -262,22 +261,13 @@ class FunctionProcess:
         """Describe why the process ended: its timer ended it and wrote the stack, or a signal ended it."""
         self._stacks.seek(0)
         dumped = self._stacks.read().decode(errors="replace")
-        frames = user_frames(_frames_of(dumped))
+        frames = user_frames(dumped_frames(dumped, __file__))
         if dumped.startswith("Timeout") or outcome == "silent":
             text = f"{what} took longer than {limit}{user_line(frames)}"
             return FunctionFailedError(text, as_traceback(frames, text), timed_out=True)
         how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
         text = f"{what} ended its process with {how}{user_line(frames)}"
         return FunctionFailedError(text, as_traceback(frames, text))
-
-
-def _frames_of(dumped: str) -> traceback.StackSummary:
-    """Return the main thread's frames from faulthandler's output, outermost first."""
-    threads = dumped.split("\n\n")
-    # The user's own threads have no frame of this module.
-    lines = next((thread for thread in threads if Path(__file__).name in thread), threads[-1]).splitlines()
-    matches = [match for line in lines if (match := _FRAME.match(line))]
-    return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(matches)])
 
 
 class _Messages:
