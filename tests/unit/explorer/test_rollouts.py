@@ -351,7 +351,7 @@ def test_plain_workflows_that_catch_everything_are_interrupted_again_and_reporte
 def test_the_time_in_which_the_engine_sleeps_does_not_count() -> None:
     async def workflow(task: Task, model: Model, score: Scorer) -> Score:
         begun.release()
-        if task is TASK:
+        if task.task_id == TASK.task_id:
             await awake.wait()
         else:
             await asyncio.Event().wait()
