@@ -54,6 +54,15 @@ class Findings:
             return False
         return True
 
+    def passes_of(self, whose: str, check: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Run a check as `passes` does, with its subject before an error; an empty one is that of the whole run."""
+        try:
+            check(*args, **kwargs)
+        except RftError as error:
+            self.add(error.about(whose) if whose else error)
+            return False
+        return True
+
     def value(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return what a function makes; None if it raised an error, which is collected."""
         try:

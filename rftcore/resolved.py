@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.algorithms import build_algorithm
 from rftcore.config.run import RunConfig
+from rftcore.config.taskset import RunTasksetConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
@@ -86,6 +87,29 @@ class ResolvedRun:
         new.config = self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": name})})
         new.config._base_dir = self.config.base_dir
         return new
+
+    def for_taskset(self, name: str) -> ResolvedRun:
+        """Return the same run as the rollouts of a taskset see it: with the settings of `explorer` that the taskset replaces, and with the
+        workflow and the rewards that these name. Objects already built are shared; without settings of its own it is this object.
+        """
+        taskset = next((each for each in self.config.tasksets if each.name == name), None)
+        if taskset is None or not taskset.of_explorer:
+            return self
+        views: dict[str, ResolvedRun] = self.__dict__.setdefault("_views", {})
+        if name not in views:
+            views[name] = view = copy.copy(self)
+            view.config = self.config.model_copy(update={"explorer": self.config.explorer_of(taskset)})
+            view.config._base_dir = self.config.base_dir
+            for built in ("workflow", "rewards", "_errors", "_views"):
+                view.__dict__.pop(built, None)
+        return views[name]
+
+    def views(self, tasksets: Iterable[RunTasksetConfig]) -> list[tuple[str, ResolvedRun]]:
+        """Return the different views of tasksets, each with whose it is: this run, with an empty text, for those without settings of their own."""
+        tasksets = list(tasksets)
+        own = [taskset.name for taskset in tasksets if taskset.of_explorer]
+        plain = [("", self)] if len(own) < len(tasksets) or not own else []
+        return [*plain, *((f"the taskset {name!r}", self.for_taskset(name)) for name in own)]
 
     @built_once
     def experience_chain(self) -> Chain:
@@ -209,7 +233,8 @@ class ResolvedRun:
             ("teacher", self.scoring_teacher_folder, "explorer.teacher"),
             *(
                 ("reward", reward.function.folder, "explorer.reward")
-                for reward in self.rewards.values()
+                for _, view in self.views(self.config.tasksets)
+                for reward in view.rewards.values()
                 if isinstance(reward.function, RewardModel)
             ),
         ]

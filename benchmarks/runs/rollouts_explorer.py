@@ -130,7 +130,7 @@ async def _sample(
         [], "", "stop", Sequence(prompt="", response="", token_ids=[0, 0], num_prompt_tokens=1, finish_reason="stop")
     )
     # A run starts its reward process once.
-    await explorer.scorer(turn, Task(0, "texts", "0", "", None))
+    await explorer.runners.default.runner.scorer(turn, Task(0, "texts", "0", "", None))
     before, started = _thread_seconds(), time.time()
     task = asyncio.create_task(explorer.explore())
     while not task.done():

@@ -45,13 +45,17 @@ def check_algorithm(resolved: ResolvedRun, findings: Findings) -> None:
     findings.passes(check_needed_models, algorithm, bool(config.eval.tasks or config.eval.test))
     if config.steps is not None:
         findings.passes(check_steps, algorithm, config.steps)
-    findings.passes(check_sampling, algorithm, config.explorer)
+    views = [(whose, view.config.explorer) for whose, view in resolved.views(config.tasks)]
+    for whose, explorer in views:
+        findings.passes_of(whose, check_sampling, algorithm, explorer)
     findings.passes(check_source, algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         chain = findings.value(lambda: resolved.experience_chain)
-        findings.passes(check_inputs, algorithm, config.explorer)
+        for whose, explorer in views:
+            findings.passes_of(whose, check_inputs, algorithm, explorer)
+            if chain is not None:
+                findings.passes_of(whose, check_rollouts, algorithm, explorer, chain)
         if chain is not None:
-            findings.passes(check_rollouts, algorithm, config.explorer, chain)
             findings.passes(check_made, algorithm, config.algorithm.smallest_group, chain)
 
 

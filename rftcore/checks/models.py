@@ -30,7 +30,8 @@ def check_models(resolved: ResolvedRun, findings: Findings) -> None:
     """Fetch all models of the run, and check them against each other and against the settings of engine and trainer."""
     models = findings.value(lambda: resolved.models)
     if models is not None:
-        findings.passes(check_max_tokens, resolved)
+        for whose, view in resolved.views(resolved.config.tasksets):
+            findings.passes_of(whose, check_max_tokens, view)
         keys = {model.folder: model.key for model in reversed(models)}
         whole = [findings.passes(refuse_damaged_tokenizer, folder, key) for folder, key in keys.items()]
         if all(whole):

@@ -30,8 +30,9 @@ def check_plugins(resolved: ResolvedRun, findings: Findings) -> None:
 
 def check_task_plugins(resolved: ResolvedRun, findings: Findings) -> None:
     """Load what tasks are loaded with: rewards and workflow, which need columns of them, and the stages of pipelines.task."""
-    findings.passes(lambda: resolved.rewards)
-    findings.passes(_check_workflow, resolved)
+    for whose, view in resolved.views(resolved.config.tasksets):
+        findings.passes_of(whose, getattr, view, "rewards")
+        findings.passes_of(whose, _check_workflow, view)
     findings.passes(lambda: resolved.task_chain)
 
 

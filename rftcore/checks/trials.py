@@ -42,6 +42,7 @@ def describe_rollouts(
     if sample.first is None or sample.longest is None:
         return
     name = sample.taskset.name
+    resolved = resolved.for_taskset(name)
     first, longest = (Task.from_row({"task_id": 0, "taskset": name, **row}) for row in (sample.first, sample.longest))
     try:
         tried = rehearse(resolved, first, tokenizer)

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from rftcore.config.explorer import ExplorerConfig
 from rftcore.config.overrides import apply_override, overrides_by_stage
+from rftcore.config.taskset import RunEvalConfig, RunTasksetConfig
 from rftcore.config.trainer import TrainerConfig
 from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import (
     BufferConfig,
-    EvalConfig,
     MixingConfig,
     Section,
     SelectorConfig,
     SyncConfig,
-    TasksetConfig,
     merged,
 )
 from rftdata.config_errors import parse_section
@@ -102,7 +101,9 @@ class RunConfig(Section):
     run: RunSection = Field(description="The run: its name, its seed, and which roles it has.")
     buffer: BufferConfig = Field(BufferConfig(), description="Where experiences are stored.")
     model: ModelSection = Field(description="The model to train.")
-    tasks: list[TasksetConfig] = Field(default_factory=list, description="The tasks of a run without sampling.source.")
+    tasks: list[RunTasksetConfig] = Field(
+        default_factory=list, description="The tasks of a run without sampling.source."
+    )
     selector: SelectorConfig = Field(SelectorConfig(), description="How the next tasks of a taskset are chosen.")
     mixing: MixingConfig = Field(MixingConfig(), description="How the tasksets share the places of a step.")
     pipelines: PipelinesSection = Field(
@@ -122,8 +123,8 @@ class RunConfig(Section):
     sync: SyncConfig = Field(
         SyncConfig(), description="How far explorers run ahead of the trainer, and how its weights reach them."
     )
-    eval: EvalConfig = Field(
-        EvalConfig(), description="Evaluations on held-out tasks, by which the best checkpoint is chosen."
+    eval: RunEvalConfig = Field(
+        RunEvalConfig(), description="Evaluations on held-out tasks, by which the best checkpoint is chosen."
     )
     monitor: list[str] = Field(
         default_factory=list, description="Further receivers of metrics: tensorboard, or the path of your own."
@@ -165,6 +166,24 @@ class RunConfig(Section):
             max_waiting_groups=self.pipelines.max_waiting_groups,
             mixing=self.mixing,
         )
+
+    @property
+    def tasksets(self) -> list[RunTasksetConfig]:
+        """All tasksets, of training and of evaluations."""
+        return [*self.tasks, *self.eval.tasks, *self.eval.test]
+
+    def explorer_of(self, taskset: RunTasksetConfig) -> ExplorerConfig:
+        """Return the settings of `explorer` for a taskset, with those of its own.
+
+        Raises:
+            ValidationError: they do not fit together.
+        """
+        own = taskset.of_explorer
+        if not own:
+            return self.explorer
+        found = ExplorerConfig.model_validate({**self.explorer.model_dump(), **own})
+        found.model_fields_set.intersection_update(self.explorer.model_fields_set | own.keys())
+        return found
 
     @property
     def has_explorer(self) -> bool:
@@ -232,8 +251,21 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _settings_of_tasksets_fit(self) -> RunConfig:
+        for taskset in self.tasksets:
+            try:
+                self.explorer_of(taskset)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"])
+                text = str(first["msg"]).removeprefix("Value error, ")
+                place = f" {where} = {first['input']!r}:" if where else ""
+                raise ValueError(f"the taskset {taskset.name!r}:{place} {text}") from error
+        return self
+
+    @model_validator(mode="after")
     def _names_are_unique(self) -> RunConfig:
-        names = [taskset.name for taskset in (*self.tasks, *self.eval.tasks, *self.eval.test)]
+        names = [taskset.name for taskset in self.tasksets]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"tasksets need different names: {', '.join(doubled)} is used more than once")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from rftcore.engines.base import Decoding
 from rftcore.explorer.engine_weights import EngineWeights
-from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
+from rftcore.explorer.taskset_runners import TasksetRunners
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.workflows.task import Task
 from rftdata.attempts.evaluations import (
@@ -39,7 +39,7 @@ class Evaluator:
     """Answers the evaluations of a run.
 
     Attributes:
-        decoding: of training rollouts; a greedy evaluation uses its limits.
+        runners: of its rollouts; a greedy evaluation uses the limits of their sampling.
         record_rate: receives the number of tokens that the engine had generated before, and the seconds since.
         only_evaluates: whether the run has no rollouts.
         lease_s: seconds of silence after which another explorer may answer.
@@ -48,10 +48,9 @@ class Evaluator:
 
     worker: Worker
     weights: EngineWeights
-    runner: RolloutRunner
+    runners: TasksetRunners
     workflows: WorkflowLoop
     failures: RunFailures
-    decoding: Decoding
     record_rate: Callable[[int, float], None]
     only_evaluates: bool
     lease_s: float
@@ -96,8 +95,9 @@ class Evaluator:
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
         self.present = f"answers {len(tasks)} questions of {which}"
         self.worker.set_state(self.present, activity="evaluating")
-        decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
-        started, before = time.monotonic(), self.runner.engine.num_generated_tokens
+        of_taskset = self.runners[evaluation.taskset]
+        decoding = of_taskset.decoding.greedy() if evaluation.decoding == "greedy" else of_taskset.decoding
+        started, before = time.monotonic(), of_taskset.runner.engine.num_generated_tokens
         try:
             answers = await self._answers(tasks, decoding)
         finally:
@@ -145,7 +145,7 @@ class Evaluator:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _answer_to(self, task: Task, decoding: Decoding) -> Answer:
-        rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
+        rollout = await self.workflows.run(self.runners[task.taskset].runner.rollout(task, 0, decoding))
         # A workflow may also write an expert's answer.
         sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
         answered = sampled or rollout.sequences

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
+from rftcore.explorer.taskset_runners import limits_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
-from rftcore.workflows.limits import Limits
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
 from rftdata.experience import Rollout
@@ -107,7 +107,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
         workflow_args=explorer.workflow_args,
         scorer=scorer,
         timeout_s=min(LIMIT_S, explorer.rollout_timeout_s),
-        limits=Limits(explorer.max_turns, explorer.max_rollout_tokens),
+        limits=limits_of(explorer),
         source="explorer",
         slots=asyncio.Semaphore(1),
         on_failure=lambda *failure: failures.append(failure),

@@ -14,11 +14,10 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rftcore.engines.base import Decoding, Engine
+from rftcore.engines.base import Engine
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
@@ -27,15 +26,14 @@ from rftcore.explorer.group_store import store_groups
 from rftcore.explorer.outage import Outage
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
-from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.shared_device import EngineDevice, await_device
+from rftcore.explorer.taskset_runners import TasksetRunners, limits_of, scorer_of
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
-from rftcore.workflows.limits import Limits
 from rftdata.attempts.evaluations import versions_to_evaluate
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -115,27 +113,12 @@ class Explorer:
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
         self.device = EngineDevice(worker, engine, self.weights, device, self._stop_time)
-        self.decoding = Decoding(
-            temperature=self.config.temperature,
-            top_p=self.config.top_p,
-            top_k=self.config.top_k,
-            max_tokens=self.config.max_tokens,
-            stop=tuple(self.config.stop),
-        )
         source = "import" if self.config.engine == "none" else "explorer"
         self.failures = _failures(joined)
         self.outage = self.failures.outage
-        self.scorer = Scorer(
-            resolved.rewards,
-            config.base_dir,
-            combination=self.config.reward_combination,
-            timeout_s=self.config.reward_limit[0],
-            limit=self.config.reward_limit[1],
-            max_processes=self.config.reward_processes,
-        )
         self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
         self.max_staleness = config.sampling.max_staleness
-        self.runner = self._runner(source)
+        self.runners = TasksetRunners.of(resolved, self._runner(source))
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s),
             self._show_blocking,
@@ -156,10 +139,10 @@ class Explorer:
             engine=self.engine,
             workflow=self.resolved.workflow,
             workflow_args=self.config.workflow_args,
-            scorer=self.scorer,
+            scorer=scorer_of(self.resolved),
             timeout_s=self.config.rollout_timeout_s,
             close_s=self.config.close_timeout_s,
-            limits=Limits(self.config.max_turns, self.config.max_rollout_tokens),
+            limits=limits_of(self.config),
             seed=self.resolved.config.run.seed,
             source=source,
             slots=self._slots(),
@@ -175,10 +158,9 @@ class Explorer:
         return Evaluator(
             worker=self.worker,
             weights=self.weights,
-            runner=replace(self.runner, slots=self._slots()),  # answers do not wait for rollouts beside them
+            runners=self.runners.beside(self._slots()),  # answers do not wait for rollouts
             workflows=self.workflows,
             failures=self.failures,
-            decoding=self.decoding,
             record_rate=self._record_rate,
             only_evaluates=self.only_evaluates,
             lease_s=self.config.lease_s,
@@ -210,7 +192,7 @@ class Explorer:
                 self._evaluation.cancel()
             await asyncio.gather(*self._tasks(), return_exceptions=True)
             await asyncio.to_thread(self.workflows.close)
-            await asyncio.to_thread(self.scorer.close)
+            await asyncio.to_thread(self.runners.close)
             if self.teacher is not None:
                 await self.teacher.close()
             await self.weights.leave()
@@ -337,14 +319,15 @@ class Explorer:
 
     async def _explore(self, claimed: ClaimedGroup) -> Group:
         screening = self.screenings.get(claimed.taskset)
-        group = await self.workflows.run(self.runner.group(claimed, self.decoding, screening))
+        of_taskset = self.runners[claimed.taskset]
+        group = await self.workflows.run(of_taskset.runner.group(claimed, of_taskset.decoding, screening))
         if self.teacher is not None:
             await self.teacher.score(group)
         return group
 
     def _stop_time(self, value: bool) -> None:
         """Suspend or resume the time limits of rollouts."""
-        self.workflows.call(partial(self.runner.clocks.set_suspended, value))
+        self.workflows.call(partial(self.runners.default.runner.clocks.set_suspended, value))
 
     def _show_blocking(self, what: str) -> None:
         """Show in `rft status` which line blocks the workflows; called from another thread."""

@@ -38,6 +38,7 @@ class TaskNeeds:
     """
 
     def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, chain: Chain | None) -> None:
+        resolved = resolved.for_taskset(taskset.name)
         self._resolved, self._taskset = resolved, taskset
         workflow = resolved.workflow
         functions: dict[str, object] = {

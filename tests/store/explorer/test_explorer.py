@@ -98,3 +98,22 @@ def test_rewards_that_take_long_do_not_stop_sampling(run: Run, attempt: Attempt)
         changes={"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_groups": 8}},
     )
     assert engine.asked == 64, "none of them waited for a reward"
+
+
+def test_each_taskset_is_explored_by_its_own_workflow_and_evaluated_by_it(run: Run, attempt: Attempt) -> None:
+    (run.folder / "flow.py").write_text(
+        "from rftcore.workflows.task import Score\n"
+        "async def twice(task, model, score):\n"
+        "    chat = [{'role': 'user', 'content': task.prompt}]\n"
+        "    for _ in range(3):\n"
+        "        turn = await model.chat(chat)\n"
+        "        chat += [turn.message, {'role': 'user', 'content': 'again'}]\n"
+        "    return Score(0.25)\n"
+    )
+    own = {"name": "train", "source": "x", "workflow": "./flow.py:twice", "max_turns": 3}
+    tasks = {"tasks": [own], "eval": {"every": 20, "tasks": [{"name": "validation", "source": "y"}]}}
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    stored = "SELECT num_turns, reward FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s"
+    run.explore(OneAtATime(), until=lambda: run.all_answered() and bool(run.rows(stored)), changes=tasks)
+    assert {(row["num_turns"], row["reward"]) for row in run.rows(stored)} == {(3, 0.25)}
+    assert run.evaluations()[0]["mean_reward"] == 1.0

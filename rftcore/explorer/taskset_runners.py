@@ -1,0 +1,109 @@
+"""The runners of an explorer, one for each taskset that has a workflow, rewards, sampling or limits of its own, and one for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rftcore.config.explorer import ExplorerConfig
+from rftcore.engines.base import Decoding
+from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.scorer import Scorer
+from rftcore.resolved import ResolvedRun
+from rftcore.workflows.limits import Limits
+
+
+@dataclass(frozen=True)
+class TasksetRunner:
+    """What runs the rollouts of a taskset, and how they are sampled."""
+
+    runner: RolloutRunner
+    decoding: Decoding
+
+
+@dataclass(frozen=True)
+class TasksetRunners:
+    """The runners by taskset. They share the engine, the slots, the clocks and the drafts.
+
+    Attributes:
+        default: that of tasksets without settings of their own.
+    """
+
+    default: TasksetRunner
+    _own: Mapping[str, TasksetRunner]
+
+    @classmethod
+    def of(cls, resolved: ResolvedRun, runner: RolloutRunner) -> TasksetRunners:
+        """Return the runners of a run.
+
+        Args:
+            runner: that of tasksets without settings of their own.
+        """
+        own = {
+            taskset.name: _own_runner(resolved.for_taskset(taskset.name), runner)
+            for taskset in resolved.config.tasksets
+            if taskset.of_explorer
+        }
+        return cls(TasksetRunner(runner, decoding_of(resolved.config.explorer)), own)
+
+    def __getitem__(self, taskset: str) -> TasksetRunner:
+        return self._own.get(taskset, self.default)
+
+    def beside(self, slots: asyncio.Semaphore) -> TasksetRunners:
+        """Return the same runners with other slots, whose rollouts do not wait for those of these."""
+
+        def other(one: TasksetRunner) -> TasksetRunner:
+            return replace(one, runner=replace(one.runner, slots=slots))
+
+        return TasksetRunners(other(self.default), {name: other(own) for name, own in self._own.items()})
+
+    def close(self) -> None:
+        """End the processes of the rewards."""
+        for one in (self.default, *self._own.values()):
+            if isinstance(one.runner.scorer, Scorer):
+                one.runner.scorer.close()
+
+
+def decoding_of(explorer: ExplorerConfig) -> Decoding:
+    """Return the sampling parameters of training rollouts."""
+    return Decoding(
+        temperature=explorer.temperature,
+        top_p=explorer.top_p,
+        top_k=explorer.top_k,
+        max_tokens=explorer.max_tokens,
+        stop=tuple(explorer.stop),
+    )
+
+
+def limits_of(explorer: ExplorerConfig) -> Limits:
+    """Return the limits of rollouts."""
+    return Limits(explorer.max_turns, explorer.max_rollout_tokens)
+
+
+def scorer_of(resolved: ResolvedRun) -> Scorer:
+    """Return what calls the rewards of a run, or of a taskset's view of it."""
+    explorer = resolved.config.explorer
+    allowed_s, limit = explorer.reward_limit
+    return Scorer(
+        resolved.rewards,
+        resolved.config.base_dir,
+        combination=explorer.reward_combination,
+        timeout_s=allowed_s,
+        limit=limit,
+        max_processes=explorer.reward_processes,
+    )
+
+
+def _own_runner(view: ResolvedRun, runner: RolloutRunner) -> TasksetRunner:
+    explorer = view.config.explorer
+    own = replace(
+        runner,
+        workflow=view.workflow,
+        workflow_args=explorer.workflow_args,
+        scorer=scorer_of(view),
+        timeout_s=explorer.rollout_timeout_s,
+        close_s=explorer.close_timeout_s,
+        limits=limits_of(explorer),
+    )
+    return TasksetRunner(own, decoding_of(explorer))
