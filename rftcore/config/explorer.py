@@ -16,7 +16,9 @@ class ExplorerConfig(Section):
         "vllm", description="vllm, transformers, none (for workflows that do not sample), or the path of your own."
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
-    workflow: str = Field("single_turn", description="single_turn, demonstration, or the path of your own.")
+    workflow: str = Field(
+        "single_turn", description="single_turn, demonstration, environment, or the path of your own."
+    )
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
     reward: list[RewardConfig] = Field(
         default_factory=list,

@@ -24,6 +24,7 @@ WORKFLOWS = Registry[Workflow](
     {
         "single_turn": "rftcore.workflows.single_turn:single_turn",
         "demonstration": "rftcore.workflows.demonstration:demonstration",
+        "environment": "rftcore.workflows.environment:environment",
     },
 )
 

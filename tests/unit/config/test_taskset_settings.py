@@ -63,7 +63,7 @@ def test_a_wrong_setting_of_a_taskset_is_refused_with_its_name(tmp_path: Path, o
 
 def test_the_plug_ins_of_every_taskset_are_checked(tmp_path: Path) -> None:
     findings = Findings()
-    check_task_plugins(ResolvedRun(config(tmp_path, {"workflow_args": {"sistem": "x"}, "reward": "nope"})), findings)
+    check_task_plugins(ResolvedRun(config(tmp_path, {"workflow_args": {"colour": "x"}, "reward": "nope"})), findings)
     texts = [str(error) for error in findings.errors]
     assert len(texts) == 2 and all(text.startswith("the taskset 'own': ") for text in texts), texts
-    assert "nope" in texts[0] and "sistem" in texts[1]
+    assert "nope" in texts[0] and "colour" in texts[1]

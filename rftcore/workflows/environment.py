@@ -1,0 +1,82 @@
+"""Workflow in which the policy acts in an environment: an observation, an answer, an action, until the episode ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rftcore.environments import open_environment
+from rftcore.workflows.chat_encoding import Message
+from rftcore.workflows.limits import LimitReachedError
+from rftcore.workflows.task import Model, Score, Scorer, Task
+from rftdata.errors import ConfigError, RftError
+
+ACTIONS = ("text", "last_line", "regex")
+
+
+async def environment(
+    task: Task,
+    model: Model,
+    score: Scorer,
+    *,
+    environment: str,
+    environment_args: Mapping[str, Any] | None = None,
+    system: str | None = None,
+    action: str = "text",
+    pattern: str | None = None,
+) -> Score:
+    """Play one episode. The reward is the sum of the rewards of the steps, and of the reward functions, which see the last turn.
+
+    Each turn records the environment's state before it, if it has one, and the reward of the step that followed. An episode that a limit
+    ends keeps the rewards so far.
+
+    Args:
+        environment: a built-in environment, or the path of your own.
+        environment_args: arguments of its constructor.
+        system: system message; an empty one keeps a chat template from adding its own.
+        action: what of an answer is the action: text (all of it, without the space around it), last_line, or regex (the last match of `pattern`,
+            its first group if it has one; an answer without a match is passed on as it is).
+        pattern: regular expression for `action: regex`.
+    """
+    if action not in ACTIONS or (action == "regex") != (pattern is not None):
+        raise ConfigError(
+            "workflow_args: action and pattern do not fit together",
+            value={"action": action, "pattern": pattern},
+            allowed=f"{', '.join(ACTIONS)}; pattern with regex alone",
+        )
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    total = 0.0
+    async with open_environment(environment, environment_args or {}) as opened:
+        observation = await opened.reset(task, task.seed)
+        state = observation.state
+        try:
+            while True:
+                messages.append({"role": "user", "content": observation.text})
+                turn = await model.chat(messages)
+                messages.append(turn.message)
+                step = await opened.step(action_of(turn.response, action, pattern))
+                turn.record(state=state, step_reward=step.reward)
+                total += step.reward
+                if step.ended:
+                    break
+                observation, state = step.observation, step.state or step.observation.state
+        except LimitReachedError:
+            if not model.turns:
+                raise
+    if not model.turns:
+        raise RftError(f"the environment {environment!r} ended before the first answer")
+    judged = await score(model.turns[-1], task)
+    return Score(total + judged.reward, {"environment": total, **judged.parts})
+
+
+def action_of(answer: str, action: str, pattern: str | None) -> str:
+    """Return the action in an answer."""
+    text = answer.strip()
+    if action == "last_line":
+        return text.splitlines()[-1].strip() if text else ""
+    if action == "regex":
+        assert pattern is not None
+        found = list(re.finditer(pattern, text, re.DOTALL))
+        return (found[-1].group(found[-1].re.groups and 1) or "").strip() if found else text
+    return text

@@ -1,0 +1,81 @@
+"""The workflow `environment`: what is recorded of an episode, and what an answer's action is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rftcore.engines.base import Decoding
+from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.workflows.environment import action_of, environment
+from rftcore.workflows.limits import NO_LIMITS, Limits
+from rftcore.workflows.task import Score, Task, Turn
+from rftdata.errors import ConfigError
+from rftdata.experience import Rollout
+from tests.support.chat_tokenizers import chat_tokenizer
+from tests.support.waiting import PATIENCE_S
+from tests.unit.workflows.test_session import Spy, check
+
+COUNTS = "tests.unit.workflows.counting_environment:Counts"
+
+
+async def length(turn: Turn, task: Task) -> Score:
+    return Score(10.0, {"length": 10.0})
+
+
+def played(spy: Spy, limits: Limits = NO_LIMITS, **args: Any) -> Rollout:
+    runner = RolloutRunner(
+        engine=spy,  # type: ignore[arg-type]
+        workflow=environment,
+        workflow_args={"environment": COUNTS, **args},
+        scorer=length,
+        timeout_s=2 * PATIENCE_S,
+        limits=limits,
+        source="explorer",
+        slots=asyncio.Semaphore(1),
+    )
+    return asyncio.run(runner.rollout(Task(1, "t", "k", "p", None, seed=5), 0, Decoding()))
+
+
+def test_an_episode_is_one_sequence_with_states_and_rewards_of_its_steps() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer("1", " 2\n", "3")
+    rollout = played(spy, system="Count.", environment_args={"last": 3})
+    assert (rollout.outcome, rollout.reward, rollout.error) == ("ok", 16.0, None)
+    (sequence,) = rollout.sequences
+    assert sequence.arrays["step_reward"].tolist() == [1.0, 2.0, 3.0]
+    assert len(set(sequence.arrays["state_hash"].tolist())) == 3
+    assert sequence.reward_parts == {"environment": 6.0, "length": 10.0}
+    assert sequence.messages is not None
+    assert [m["content"] for m in sequence.messages] == ["Count.", "seed 5", "1", "after 1", " 2\n", "after 2", "3"]
+    check(spy, rollout.sequences)
+
+
+def test_an_episode_that_a_limit_ends_keeps_its_rewards() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer("1", "2")
+    rollout = played(spy, Limits(max_turns=2), environment_args={"last": 9})
+    assert (rollout.outcome, rollout.stop_reason, rollout.reward) == ("ok", "max_turns", 13.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "action", "pattern", "expected"),
+    [
+        (" go\nleft \n", "text", None, "go\nleft"),
+        (" go\nleft \n", "last_line", None, "left"),
+        ("", "last_line", None, ""),
+        ("<a>x</a> <a>y</a>", "regex", "<a>(.*?)</a>", "y"),
+        ("up or down", "regex", "up|down", "down"),
+        (" none ", "regex", "<a>(.*?)</a>", "none"),
+        ("b", "regex", "(a)|b", ""),
+    ],
+)
+def test_the_action_in_an_answer(answer: str, action: str, pattern: str | None, expected: str) -> None:
+    assert action_of(answer, action, pattern) == expected
+
+
+def test_an_action_that_is_not_configured_well_ends_the_run() -> None:
+    with pytest.raises(ConfigError, match="action and pattern do not fit"):
+        played(Spy(chat_tokenizer("qwen2_5")), action="regex")
