@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from rftdata.errors import RftError
 from rftdata.limits import INT4, check_integer, check_task_name
+from rftdata.origin import GroupOrigin, SequenceOrigin
 
 Array = npt.NDArray[Any]
 IntegerSequence = list[int] | Array
@@ -26,56 +26,8 @@ STOP_REASONS = ("max_turns", "max_rollout_tokens", "context_length", "rollout_ti
 """Limits that end a rollout and keep it."""
 TURNS = "turns"
 """Name of the array with the turns of a sequence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelRecord:
-    """A label as it was given, for an import; fields as in `rft.label`."""
-
-    old_value: float | None
-    new_value: float | None
-    author: str
-    session_user_name: str
-    source: str
-    reason: str | None
-    label_batch_id: int
-    final: bool
-    labelled_at: datetime.datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceOrigin:
-    """The origin of an imported experience in its own buffer; fields as in `rft.experience_origin`.
-
-    Attributes:
-        reward, reward_final: with its latest label applied; `Sequence.reward` is the sampled one.
-        labels: its labels there, oldest first.
-        source: source of the experience where it was first stored.
-    """
-
-    origin_experience_id: int
-    origin_parent_id: int | None
-    policy_version_min: int | None
-    policy_version_max: int | None
-    policy_step: int | None
-    sampled_at: datetime.datetime
-    earlier: list[dict[str, Any]]
-    source: str
-    reward: float | None
-    reward_final: bool
-    labels: tuple[LabelRecord, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupOrigin:
-    """The origin of an imported group in its own buffer; fields as in `rft.group_origin`."""
-
-    buffer_id: str
-    origin_run_id: int
-    origin_run: str
-    origin_group_id: int
-    explore_step: int
-    group_size: int
+STEP_REWARD = "step_reward"
+"""Name of the array with the reward of each turn of a sequence alone. They are also rows of `rft.turn_reward`."""
 
 
 @dataclass
@@ -84,7 +36,8 @@ class Sequence:
 
     A sequence of several turns has the array `turns`, int32 [K, 3]: for each turn its first token, the token after its last, and its number
     in the rollout, all ascending. The tokens between two turns, such as observations, have no behaviour log-probability (NaN) and the
-    loss mask 0. A sequence without the array is one turn: its response.
+    loss mask 0. A sequence without the array is one turn: its response. The array `step_reward`, of K finite numbers, has the reward of each
+    turn alone.
 
     Attributes:
         prompt, response: texts.
@@ -126,6 +79,10 @@ class Sequence:
     @property
     def num_turns(self) -> int:
         return len(self.arrays[TURNS]) if TURNS in self.arrays else 1
+
+    def turn_numbers(self, turn_index: int) -> list[int]:
+        """Return the number of each of its turns in the rollout; `turn_index` is that of the first."""
+        return [int(number) for number in self.arrays[TURNS][:, 2]] if TURNS in self.arrays else [turn_index]
 
     @property
     def last_answer(self) -> str:
@@ -343,6 +300,8 @@ def _validate_sequence(s: Sequence) -> None:
         raise RftError("a sequence has an unknown cause of its fork", value=s.fork, allowed=", ".join(FORKS))
     if TURNS in s.arrays:
         _validate_turns(np.asarray(s.arrays[TURNS]), s)
+    if STEP_REWARD in s.arrays:
+        _validate_step_rewards(np.asarray(s.arrays[STEP_REWARD]), s)
     check_reward(s.reward)
 
 
@@ -363,6 +322,23 @@ def _validate_turns(turns: Array, s: Sequence) -> None:
     if numbers[0] < 0 or (np.diff(numbers) <= 0).any():
         raise RftError(
             "the turns of a sequence must have ascending numbers", value=numbers[:10].tolist(), allowed="0, 1, 2, …"
+        )
+
+
+def _validate_step_rewards(rewards: Array, s: Sequence) -> None:
+    num_turns = s.num_turns
+    if rewards.shape != (num_turns,) or rewards.dtype.kind not in "fiu":
+        raise RftError(
+            "the array step_reward of a sequence has not one number per turn",
+            value=f"{rewards.dtype} {list(rewards.shape)}",
+            allowed=f"float32 [{num_turns}]",
+            todo="record it for every turn of the sequence, or for none",
+        )
+    if not np.isfinite(rewards).all():
+        raise RftError(
+            "a step_reward of a sequence is not a finite number",
+            value=float(rewards[~np.isfinite(rewards)][0]),
+            allowed="finite numbers",
         )
 
 

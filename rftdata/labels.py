@@ -1,8 +1,8 @@
 """Correction of rewards: set, import, undo, history.
 
-A change is an UPDATE of `rft.experience.reward`, exactly as a person would write it in SQL. The trigger `rft.record_labels`
-(sql/migrations/versions/0001_initial/12_label.sql) writes the labels and reopens their groups (`rft.reopen_groups` in 08_group.sql), so the
-pipeline decides on them again before they are drawn.
+A change is an UPDATE of `rft.experience.reward` or `rft.turn_reward.reward`, exactly as a person would write it in SQL. Triggers
+(`rft.record_labels` and `rft.record_turn_labels` in sql/migrations/versions/0003_agents/03_turn_reward.sql) write the labels and reopen
+their groups (`rft.reopen_groups` in 0001_initial/08_group.sql), so the pipeline decides on them again before they are drawn.
 
 This module adds the batch: one transaction, one author, one id by which all of it can be undone. Undoing is itself a batch of labels, so
 nothing is ever removed from the history. A row is restored only while the batch's reward is the current one: undoing an earlier label never
@@ -11,23 +11,21 @@ overwrites a later one.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
+from rftdata.label_files import read_rewards
 from rftdata.postgres.database import Connection, Row, execute, fetch
-from rftdata.postgres.values import storable
 
 Source = Literal["set", "import", "undo"]  # of rft.label_source
+Key = tuple[int, int | None]  # experience and turn; None for the reward of the experience
 _UNDO = re.compile(r"^undo of label batch (\d+)")
 
 
@@ -40,6 +38,7 @@ class LabelBatch:
         num_changed: rows whose reward or finality changed.
         num_unchanged: rows that already had this reward and finality; they got no label.
         overruled: rows that an undo left unchanged because they were labelled again later.
+        overruled_turns: the same for rewards of turns: experience and turn of each.
         num_answered: open questions about the rows, which setting a reward answers, even the same one.
     """
 
@@ -47,17 +46,27 @@ class LabelBatch:
     num_changed: int
     num_unchanged: int
     overruled: tuple[int, ...] = ()
+    overruled_turns: tuple[tuple[int, int], ...] = ()
     num_answered: int = 0
 
 
 @dataclass(frozen=True)
 class RewardLabel:
-    """A reward to set for one experience."""
+    """A reward to set for one experience, or for one of its turns."""
 
     experience_id: int
     reward: float | None
     final: bool = False
     reason: str | None = None
+    turn: int | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.experience_id, self.turn
+
+    @property
+    def name(self) -> str:
+        return f"experience {self.experience_id}" + ("" if self.turn is None else f", turn {self.turn}")
 
 
 def set_rewards(
@@ -78,18 +87,54 @@ def set_rewards(
     return apply(buffer, labels, author=author, source="set")
 
 
+def set_turn_rewards(
+    buffer: Buffer, rewards: Mapping[tuple[int, int], float], *, author: str, reason: str | None = None
+) -> LabelBatch:
+    """Set rewards of turns in one transaction and one batch. The rewards of their experiences stay as they are.
+
+    Args:
+        rewards: (experience_id, number of the turn in its rollout) -> reward.
+        author, reason: as for `set_rewards`.
+
+    Raises:
+        QueryError: an experience or a turn of it does not exist, no rewards of its turns were recorded, or a reward is not a finite number;
+            nothing is written.
+    """
+    labels = [RewardLabel(key, value, reason=reason, turn=turn) for (key, turn), value in rewards.items()]
+    return apply(buffer, labels, author=author, source="set")
+
+
+def set_rollout_reward(
+    buffer: Buffer, rollout_id: int, reward: float, *, author: str, reason: str | None = None, final: bool = False
+) -> LabelBatch:
+    """Set the reward of all experiences of a rollout. In statistics of tasks it is one trial, however many there are.
+
+    Raises:
+        QueryError: the rollout does not exist or has no experience, or the reward is not a finite number; nothing is written.
+    """
+    rows = buffer.database.fetch_by_index("experiences_of_rollout", rollout_id=rollout_id)
+    if not rows:
+        raise QueryError(
+            "the rollout does not exist, or has no experience", value=rollout_id, todo="rft.v_experience has rollout_id"
+        )
+    rewards = {int(row["experience_id"]): reward for row in rows}
+    return set_rewards(buffer, rewards, author=author, reason=reason, final=final)
+
+
 def apply(buffer: Buffer, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
     """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
     _check(labels)
     with buffer.database.transaction() as connection:
-        _lock(connection, [label.experience_id for label in labels])
+        _lock(connection, [label.key for label in labels])
         return _write(connection, labels, author, source)
 
 
 def import_rewards(
     buffer: Buffer, file: Path, *, author: str, reason: str | None = None, final: bool = False
 ) -> LabelBatch:
-    """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and, optionally, reason.
+    """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and, optionally, turn and reason.
+
+    A row with a turn sets the reward of that turn alone.
 
     Args:
         reason: for rows without their own.
@@ -97,56 +142,10 @@ def import_rewards(
     Raises:
         QueryError: unreadable file, missing or double column, a row without id or reward, an id twice, an unknown id; nothing is written.
     """
-    table = _read(file)
-    missing = [name for name in ("experience_id", "reward") if name not in table.column_names]
-    if missing:
-        raise QueryError(
-            f"{file} lacks the column {' and '.join(missing)}",
-            value=", ".join(table.column_names),
-            allowed="experience_id, reward and, optionally, reason",
-            todo="rename the columns",
-        )
-    if twice := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
-        raise QueryError(f"{file} has two columns {twice[0]}", todo="remove one of them")
-    labels = []
-    for number, row in enumerate(table.to_pylist(), 1):
-        try:
-            key, value = _id(row["experience_id"]), _number(row["reward"])
-        except (TypeError, ValueError) as error:
-            raise QueryError(
-                f"row {number} of {file} has no usable experience_id and reward",
-                value=f"{row['experience_id']}, {row['reward']}",
-                allowed="a whole number and a number",
-                todo="correct the row",
-            ) from error
-        if not math.isfinite(value):
-            raise QueryError(
-                f"row {number} of {file} has a reward for experience {key} that is not a finite number",
-                value=value,
-                allowed="a finite number",
-                todo="correct the row; nothing was written",
-            )
-        labels.append(RewardLabel(key, value, final, _reason(row.get("reason")) or reason))
+    labels = [
+        RewardLabel(row.experience_id, row.reward, final, row.reason or reason, row.turn) for row in read_rewards(file)
+    ]
     return apply(buffer, labels, author=author, source="import")
-
-
-def _id(value: object) -> int:
-    # int() alone also takes 1_0, digits of other scripts, true, and numbers that no id has.
-    if not re.fullmatch(r"[0-9]{1,18}", str(value)):
-        raise ValueError(value)
-    return int(str(value))
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
-        raise ValueError(value)
-    return float(value)
-
-
-def _reason(value: object) -> str | None:
-    """Convert a cell to a reason. A column of reasons may have been read as numbers or dates, and an empty cell as NaN."""
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    return None if missing else storable(str(value).strip()) or None
 
 
 def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
@@ -166,18 +165,22 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
                 value=label_batch_id,
                 todo="`rft label history` lists the newest batches",
             )
-        keys = sorted({row["experience_id"] for row in batch})
-        _lock(connection, keys)
-        earlier = fetch(connection, "label_histories", experience_ids=keys)
-        labels, overruled = [], []
-        for key, rows in groupby(earlier, key=lambda row: row["experience_id"]):
+        keys = {(row["experience_id"], row["turn"]) for row in batch}
+        _lock(connection, list(keys))
+        earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
+        labels, overruled, overruled_turns = [], [], []
+        for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
+            if (key, turn) not in keys:
+                continue
             before = _before(list(rows), label_batch_id)
-            if before is None:
+            if before is not None:
+                labels.append(RewardLabel(key, before[0], before[1], note, turn))
+            elif turn is None:
                 overruled.append(key)
             else:
-                labels.append(RewardLabel(key, before[0], before[1], note))
+                overruled_turns.append((key, turn))
         done = _write(connection, labels, author, "undo")
-    return LabelBatch(done.label_batch_id, done.num_changed, done.num_unchanged, tuple(overruled))
+    return replace(done, overruled=tuple(overruled), overruled_turns=tuple(overruled_turns), num_answered=0)
 
 
 def history(
@@ -195,32 +198,71 @@ def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
 
 
 def _check(labels: Sequence[RewardLabel]) -> None:
-    seen: set[int] = set()
+    seen: set[Key] = set()
     for label in labels:
         if label.reward is None or not math.isfinite(label.reward):
             raise QueryError(
-                f"the reward of experience {label.experience_id} is not a finite number",
+                f"the reward of {label.name} is not a finite number",
                 value=label.reward,
                 allowed="a finite number",
                 todo="correct it; nothing was written",
             )
-        if label.experience_id in seen:
+        if label.final and label.turn is not None:
             raise QueryError(
-                "an experience is labelled twice in one batch", value=label.experience_id, todo="keep one of its rows"
+                "the reward of a turn cannot be final: pipelines shape rewards of whole experiences alone",
+                value=label.name,
+                todo="leave out final, or the turn",
             )
-        seen.add(label.experience_id)
+        if label.key in seen:
+            what = "an experience" if label.turn is None else "a turn"
+            shown = label.experience_id if label.turn is None else label.name
+            raise QueryError(f"{what} is labelled twice in one batch", value=shown, todo="keep one of its rows")
+        seen.add(label.key)
 
 
-def _lock(connection: Connection, keys: Sequence[int]) -> None:
-    groups = {
-        row["experience_id"]: row["group_id"]
-        for row in fetch(connection, "label_lock_experiences", experience_ids=list(keys))
+def _lock(connection: Connection, keys: Sequence[Key]) -> None:
+    """Lock experiences, then rewards of turns, then their groups and reviews, as every change of them does."""
+    fetch(connection, "plan_by_index")
+    experience_ids = sorted({key for key, turn in keys if turn is None})
+    turns = sorted((key, turn) for key, turn in keys if turn is not None)
+    groups: dict[Key, int] = {
+        (row["experience_id"], None): row["group_id"]
+        for row in fetch(connection, "label_lock_experiences", experience_ids=experience_ids)
     }
-    unknown = sorted(set(keys) - groups.keys())
-    if unknown:
-        shown = ", ".join(map(str, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
-        raise QueryError(f"unknown experience {shown}", todo="correct the ids; nothing was written")
+    if unknown := sorted(set(experience_ids) - {key for key, _ in groups}):
+        raise QueryError(f"unknown experience {_first_of(unknown)}", todo="correct the ids; nothing was written")
+    if turns:
+        named = {"experience_ids": [key for key, _ in turns], "turns": [turn for _, turn in turns]}
+        groups |= {
+            (row["experience_id"], row["turn"]): row["group_id"]
+            for row in fetch(connection, "label_lock_turns", **named)
+        }
+        _refuse_unknown_turns(connection, [key for key in turns if key not in groups])
     execute(connection, "lock_groups_and_reviews", group_ids=sorted(set(groups.values())))
+
+
+def _first_of(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _refuse_unknown_turns(connection: Connection, missing: Sequence[tuple[int, int]]) -> None:
+    if not missing:
+        return
+    key, turn = missing[0]
+    rows = fetch(connection, "turns_of_experience", experience_id=key)
+    if not rows:
+        raise QueryError(f"unknown experience {key}", todo="correct the ids; nothing was written")
+    if not rows[0]["turns"]:
+        raise QueryError(
+            f"no rewards of turns are stored for experience {key}",
+            todo="its workflow must record them (turn.record(step_reward=…)); if it did before schema 0003, run `rft doctor --repair`; nothing was written",
+        )
+    raise QueryError(
+        f"experience {key} has no turn {turn}",
+        value=turn,
+        allowed=_first_of(rows[0]["turns"]),
+        todo="correct the turns; nothing was written",
+    )
 
 
 def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, source: Source) -> LabelBatch:
@@ -232,20 +274,22 @@ def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, s
     asked = int(fetch(connection, "count_open_reviews", experience_ids=ids)[0]["n"])
     changed = 0
     # The trigger takes the reason from a setting, so rows with one reason are written together.
-    for reason, rows in groupby(sorted(labels, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
+    for (reason, is_turn), rows in groupby(sorted(labels, key=_statement), key=_statement):
         same = list(rows)
         fetch(connection, "label_settings", author=author, reason=reason, source=source, label_batch_id=str(batch))
-        changed += execute(
-            connection,
-            "label_set_rewards",
-            experience_ids=[o.experience_id for o in same],
-            rewards=[o.reward for o in same],
-            finals=[o.final for o in same],
-        )
+        which: dict[str, Any] = {"experience_ids": [o.experience_id for o in same], "rewards": [o.reward for o in same]}
+        if is_turn:
+            changed += execute(connection, "label_set_turn_rewards", turns=[o.turn for o in same], **which)
+        else:
+            changed += execute(connection, "label_set_rewards", finals=[o.final for o in same], **which)
     if asked:
         # The trigger has answered the questions about rows with a new reward. Setting the current reward again is an answer, too.
         execute(connection, "answer_reviews", experience_ids=ids)
     return LabelBatch(batch, changed, len(labels) - changed, num_answered=asked)
+
+
+def _statement(label: RewardLabel) -> tuple[str, bool]:
+    return label.reason or "", label.turn is not None
 
 
 def num_open_reviews(buffer: Buffer, run_id: int) -> int:
@@ -282,49 +326,3 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
     if labels[-1]["label_batch_id"] != batch and (not stack or stack[-1] != batch):
         return None
     return replaced(batch)
-
-
-def _check_quotes(file: Path) -> None:
-    """Refuse quotes that do not end, or end before their value does. Arrow accepts both, and reads what follows a missing quote as a reason."""
-    number = 0  # that of the header
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
-        try:
-            for fields in csv.reader(opened, strict=True):
-                number += bool(fields)
-        except csv.Error as error:
-            where = f"row {number} of {file}" if number else f"the header of {file}"
-            raise QueryError(
-                f"{where} is not CSV: {error}",
-                allowed='a value in quotes ends with one, and a quote within it is written ""',
-                todo="correct the row, or copy the whole file again; nothing was written",
-            ) from error
-
-
-def _read(file: Path) -> pa.Table:
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            return pyarrow.parquet.read_table(file)
-        if file.suffix in (".jsonl", ".ndjson"):
-            import pyarrow.json
-
-            return pyarrow.json.read_json(file)
-        if file.suffix == ".csv":
-            import pyarrow.csv
-
-            _check_quotes(file)
-            # Values as written: 007 is a reason and not the number 7, and nan is a wrong reward and not a missing one.
-            options = pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()}, null_values=[""])
-            parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
-            return pyarrow.csv.read_csv(file, parse_options=parsing, convert_options=options)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise QueryError(
-            f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"
-        ) from error
-    raise QueryError(
-        "labels are not read from this kind of file",
-        value=str(file),
-        allowed=".csv, .jsonl, .parquet",
-        todo="convert it",
-    )

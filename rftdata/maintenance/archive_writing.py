@@ -27,7 +27,6 @@ _CHUNK_SEGMENTS = 256
 # Columns of an experience that the database loses, and columns that the view lacks.
 EXPERIENCE_TEXTS = ("experience_id", "response", "response_messages", "reward_parts", "metrics")
 _BESIDE_VIEW = {
-    "rollout_id": "bigint",
     "prompt_digest": "bytea",
     "reward_final": "boolean",
     "response_messages": "jsonb",

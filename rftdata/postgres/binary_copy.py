@@ -7,13 +7,13 @@ field its length (-1: NULL) and its bytes in network order; a trailer. Enums are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
-from rftdata.experience import Rollout, Sequence
+from rftdata.experience import STEP_REWARD, Rollout, Sequence
 from rftdata.postgres.database import Connection
 from rftdata.postgres.values import jsonb_bytes, storable
 
@@ -93,6 +93,9 @@ _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 GROUP_PROMPT_COLUMNS = ("group_id", "prompt_digest", "prompt", "messages")
 _GROUP_PROMPT_FIXED = Struct(">h iq")
 
+TURN_REWARD_COLUMNS = ("experience_id", "turn", "reward_sampled", "reward")
+_TURN_REWARD = Struct(">h iq ii id id")
+
 EXPERIENCE_COLUMNS = (
     "experience_id",
     "run_id",
@@ -141,6 +144,14 @@ def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
 def group_prompt_row(group_id: int, prompt_digest: bytes, prompt: bytes, messages: bytes) -> bytes:
     """Encode a row of rft.group_prompt from its key and its other fields, in the order of `GROUP_PROMPT_COLUMNS`."""
     return b"".join((_GROUP_PROMPT_FIXED.pack(4, 8, group_id), prompt_digest, prompt, messages))
+
+
+def turn_reward_rows(experience_id: int, turn_index: int, s: Sequence) -> Iterator[bytes]:
+    """Encode the rows of rft.turn_reward of an experience with the array `step_reward`, with the fields of `TURN_REWARD_COLUMNS`."""
+    sampled = s.arrays[STEP_REWARD].tolist()
+    now = s.origin.turn_rewards if s.origin is not None and s.origin.turn_rewards is not None else sampled
+    for turn, first, reward in zip(s.turn_numbers(turn_index), sampled, now, strict=True):
+        yield _TURN_REWARD.pack(4, 8, experience_id, 4, turn, 8, first, 8, reward)
 
 
 class ExperienceKeys(NamedTuple):

@@ -1,19 +1,21 @@
-"""The rows of a write batch: rollouts, experiences, prompts and origins, each sent with one COPY.
+"""The rows of a write batch: rollouts, experiences, prompts, rewards of turns and origins, each sent with one COPY.
 
 Their ids are taken from the sequences before, so no row waits for another one, and the arrays are encoded meanwhile.
 """
 
 from __future__ import annotations
 
-from rftdata.experience import Group
+from rftdata.experience import STEP_REWARD, Group, Sequence
 from rftdata.postgres.binary_copy import (
     EXPERIENCE_COLUMNS,
     GROUP_PROMPT_COLUMNS,
     ROLLOUT_COLUMNS,
+    TURN_REWARD_COLUMNS,
     ExperienceKeys,
     copy_bytes,
     experience_row,
     rollout_row,
+    turn_reward_rows,
 )
 from rftdata.postgres.database import Connection, Row
 from rftdata.writing import origins
@@ -69,6 +71,15 @@ def _copy_experiences(connection: Connection, run_id: int, batch: WriteBatch, id
         ),
     )
     copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
+    _copy_turn_rewards(connection, keys, sequences)
+
+
+def _copy_turn_rewards(connection: Connection, keys: list[ExperienceKeys], sequences: list[Sequence]) -> None:
+    """Send the rewards of turns, if any were recorded; no statement otherwise."""
+    rewarded = [(key, s) for key, s in zip(keys, sequences, strict=True) if STEP_REWARD in s.arrays]
+    if rewarded:
+        rows = (row for key, s in rewarded for row in turn_reward_rows(key.experience_id, key.turn_index, s))
+        copy_bytes(connection, "rft.turn_reward", TURN_REWARD_COLUMNS, rows)
 
 
 def _keys(run_id: int, batch: WriteBatch, ids: Row) -> tuple[list[ExperienceKeys], list[Group]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from rftdata.experience import Group, GroupOrigin, LabelRecord, SequenceOrigin
+from rftdata.experience import Group
 from rftdata.experience import Sequence as Experience
+from rftdata.origin import GroupOrigin, LabelRecord, SequenceOrigin
 from rftdata.postgres.database import Connection, copy_rows, fetch
 from rftdata.postgres.values import jsonb_bytes, storable
 
@@ -37,6 +38,7 @@ _EXPERIENCE = (
 )
 _LABEL = (
     ("experience_id", "int8"),
+    ("turn", "int4"),
     ("old_value", "float8"),
     ("new_value", "float8"),
     ("author", "text"),
@@ -140,6 +142,7 @@ def _experience_row(experience_id: int, origin: SequenceOrigin) -> tuple[object,
 def _label_row(experience_id: int, label: LabelRecord) -> tuple[object, ...]:
     return (
         experience_id,
+        label.turn,
         label.old_value,
         label.new_value,
         storable(label.author),

@@ -26,18 +26,42 @@ UPDATE rft.experience e SET reward = n.reward, reward_final = n.final
 FROM unnest(%(experience_ids)s::bigint[], %(rewards)s::double precision[], %(finals)s::boolean[]) AS n (experience_id, reward, final)
 WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTINCT FROM (n.reward, n.final);
 
+-- name: label_lock_turns
+-- Lock the rewards of turns in one order, before the groups of their experiences, as an UPDATE by SQL does.
+SELECT t.experience_id, t.turn, e.group_id
+FROM (SELECT * FROM unnest(%(experience_ids)s::bigint[], %(turns)s::integer[]) AS u (experience_id, turn) ORDER BY 1, 2) n
+CROSS JOIN LATERAL (
+    SELECT experience_id, turn FROM rft.turn_reward WHERE experience_id = n.experience_id AND turn = n.turn FOR UPDATE) t
+CROSS JOIN LATERAL (SELECT group_id FROM rft.experience WHERE experience_id = t.experience_id OFFSET 0) e;
+
+-- name: turns_of_experience (read)
+-- The turns of an experience that have rewards of their own; no row if the experience does not exist.
+SELECT ARRAY(SELECT turn FROM rft.turn_reward t WHERE t.experience_id = e.experience_id ORDER BY turn) AS turns
+FROM rft.experience e WHERE e.experience_id = %(experience_id)s;
+
+-- name: experiences_of_rollout (read)
+-- The experiences of a rollout, found by its group.
+SELECT e.experience_id FROM rft.rollout o JOIN rft.experience e ON e.group_id = o.group_id AND e.rollout_id = o.rollout_id
+WHERE o.rollout_id = %(rollout_id)s ORDER BY e.experience_id;
+
+-- name: label_set_turn_rewards
+-- Set rewards of turns. Rows that already have the value are left alone.
+UPDATE rft.turn_reward t SET reward = n.reward
+FROM unnest(%(experience_ids)s::bigint[], %(turns)s::integer[], %(rewards)s::double precision[]) AS n (experience_id, turn, reward)
+WHERE t.experience_id = n.experience_id AND t.turn = n.turn AND t.reward <> n.reward;
+
 -- name: label_batch (read)
 -- The labels of one batch.
 SELECT * FROM rft.label WHERE label_batch_id = %(label_batch_id)s ORDER BY label_id;
 
 -- name: label_histories (read)
--- All labels of some experiences, in the order in which they were stored.
-SELECT label_id, experience_id, old_value, new_value, final, label_batch_id, reason FROM rft.label
-WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
+-- All labels of some experiences: of each those of its own reward and then those of each turn, in the order in which they were stored.
+SELECT label_id, experience_id, turn, old_value, new_value, final, label_batch_id, reason FROM rft.label
+WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, turn NULLS FIRST, label_id;
 
 -- name: label_history (read)
 -- Labels, newest first; only those of an experience or batch if one is named.
-SELECT label_id, experience_id, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
+SELECT label_id, experience_id, turn, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
        label_batch_id, labelled_at
 FROM rft.label
 WHERE (%(experience_id)s::bigint IS NULL OR experience_id = %(experience_id)s)

@@ -1,0 +1,60 @@
+"""The origins of imported groups and experiences in their own buffer, and their labels there."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRecord:
+    """A label as it was given, for an import; fields as in `rft.label`."""
+
+    turn: int | None = None
+    old_value: float | None
+    new_value: float | None
+    author: str
+    session_user_name: str
+    source: str
+    reason: str | None
+    label_batch_id: int
+    final: bool
+    labelled_at: datetime.datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOrigin:
+    """The origin of an imported experience in its own buffer; fields as in `rft.experience_origin`.
+
+    Attributes:
+        reward, reward_final: with its latest label applied; `Sequence.reward` is the sampled one.
+        turn_rewards: of its turns, with their latest labels applied; None if it has none. The array `step_reward` has the sampled ones.
+        labels: its labels there, oldest first.
+        source: source of the experience where it was first stored.
+    """
+
+    origin_experience_id: int
+    origin_parent_id: int | None
+    policy_version_min: int | None
+    policy_version_max: int | None
+    policy_step: int | None
+    sampled_at: datetime.datetime
+    earlier: list[dict[str, Any]]
+    source: str
+    reward: float | None
+    reward_final: bool
+    turn_rewards: tuple[float, ...] | None = None
+    labels: tuple[LabelRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOrigin:
+    """The origin of an imported group in its own buffer; fields as in `rft.group_origin`."""
+
+    buffer_id: str
+    origin_run_id: int
+    origin_run: str
+    origin_group_id: int
+    explore_step: int
+    group_size: int

@@ -1,0 +1,31 @@
+-- Views that schema 0003 extends. New columns of a view that is replaced stand at its end.
+
+CREATE OR REPLACE VIEW rft.v_experience AS
+SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
+       ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
+       e.reward_sampled, e.reward, v.reward AS reward_shaped,
+       CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained, b.reward AS baseline_reward,
+       e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
+       p.trainer_step AS policy_step, e.policy_version_min, e.policy_version_max,
+       rft.state(g.status, u.times_sampled, v.kept, g.trainable) AS state,
+       v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
+       coalesce(u.times_sampled, 0)::bigint AS times_sampled, d.steps AS trainer_steps, l.num_labels,
+       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at, e.response_hash, e.num_trained_tokens, e.num_turns, e.fork,
+       e.rollout_id
+FROM rft.experience e
+JOIN rft.run r USING (run_id)
+JOIN rft.rollout_group g USING (group_id)
+LEFT JOIN rft.rollout ro ON ro.rollout_id = e.rollout_id
+LEFT JOIN rft.task t ON t.task_id = g.task_id
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
+LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
+LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = g.decided_by
+LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
+LEFT JOIN LATERAL (
+    SELECT array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
+    FROM (SELECT * FROM rft.draw WHERE experience_id = e.experience_id OFFSET 0) d
+    JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
+        AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)) d ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) AS num_labels FROM rft.label l WHERE l.experience_id = e.experience_id) l ON true;

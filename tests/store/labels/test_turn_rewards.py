@@ -1,0 +1,123 @@
+"""Rewards of turns: rows that people correct by SQL, with history, undo and live effect, as rewards of experiences are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from rftdata import Buffer, Group, labels
+from rftdata.errors import QueryError, RftError
+from tests.store.writing.test_turns import TASK, single, walk
+from tests.support.store_roles import Roles, publish_versions
+
+
+@pytest.fixture
+def walks(buffer: Buffer) -> Buffer:
+    """A row of the turns 0, 1, 3 with rewards 0, 0.5, 1, its branch of turn 2 with 0, and a row of one turn with 0.25."""
+    publish_versions(buffer, 8)
+    run = buffer.create_run(name="walks", config={}, seed=1, steps=3, pipeline_version="none")
+    with buffer.writer(run) as writer:
+        writer.insert(Group([walk(), single()], **TASK))
+    return buffer
+
+
+def turns(buffer: Buffer) -> list[tuple[int, int, float, float]]:
+    found = buffer.sql("SELECT experience_id, turn, reward_sampled, reward FROM rft.turn_reward ORDER BY 1, 2")
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def status(buffer: Buffer) -> str:
+    return str(buffer.sql("SELECT status::text AS s FROM rft.rollout_group")["s"][0])
+
+
+def test_what_a_workflow_recorded_is_a_row_for_each_turn(walks: Buffer) -> None:
+    assert turns(walks) == [(1, 0, 0, 0), (1, 1, 0.5, 0.5), (1, 3, 1, 1), (2, 2, 0, 0), (3, 0, 0.25, 0.25)]
+
+
+def test_an_update_writes_labels_and_reopens_the_group(walks: Buffer) -> None:
+    assert status(walks) == "ready"
+    walks.sql("UPDATE rft.turn_reward SET reward = reward + 1 WHERE experience_id = 1 AND turn > 0")
+    assert status(walks) == "sealed"
+    found = walks.sql(
+        "SELECT experience_id, turn, old_value, new_value, final, source::text AS source, label_batch_id FROM rft.label ORDER BY label_id"
+    ).to_pylist()
+    assert [tuple(row.values()) for row in found] == [(1, 1, 0.5, 1.5, False, "sql", 1), (1, 3, 1, 2, False, "sql", 1)]
+    rewards = walks.sql("SELECT reward, num_labels FROM rft.v_experience ORDER BY experience_id").to_pylist()
+    assert [tuple(row.values()) for row in rewards] == [(1, 2), (1, 0), (0, 0)]  # no experience's own reward changed
+    assert walks.sql("SELECT rft.reward_at(1, 0) AS r")["r"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rft.turn_reward SET reward_sampled = 1",
+        "UPDATE rft.turn_reward SET reward = 1, turn = 7",
+        "DELETE FROM rft.turn_reward",
+        "TRUNCATE rft.turn_reward",
+    ],
+)
+def test_facts_of_turns_are_refused_with_a_hint(walks: Buffer, statement: str) -> None:
+    with pytest.raises(RftError, match=r"rft.turn_reward holds facts.*UPDATE rft.turn_reward SET reward"):
+        walks.sql(statement)
+
+
+def test_undo_restores_turns_and_experiences_of_one_batch(walks: Buffer) -> None:
+    first = labels.set_turn_rewards(walks, {(1, 0): 0.5, (1, 3): 0.25, (3, 0): 0.25}, author="ada", reason="seen")
+    assert (first.num_changed, first.num_unchanged) == (2, 1)
+    with psycopg.connect(walks.config.uri) as client:
+        client.execute("SELECT set_config('rft.label_batch', (SELECT rft.begin_label_batches(1))::text, true)")
+        client.execute("UPDATE rft.experience SET reward = 0.75 WHERE experience_id = 1")
+        client.execute("UPDATE rft.turn_reward SET reward = 0.75 WHERE experience_id = 1 AND turn IN (1, 3)")
+    second = int(walks.sql("SELECT max(label_batch_id) AS b FROM rft.label")["b"][0].as_py())
+    undone = labels.undo(walks, first.label_batch_id, author="ada")
+    assert (undone.num_changed, undone.overruled, undone.overruled_turns) == (1, (), ((1, 3),))
+    assert labels.undo(walks, second, author="bob").num_changed == 3
+    assert turns(walks)[:3] == [(1, 0, 0, 0), (1, 1, 0.5, 0.5), (1, 3, 1, 0.25)]
+    assert walks.sql("SELECT reward FROM rft.experience WHERE experience_id = 1")["reward"].to_pylist() == [1]
+    assert [row["turn"] for row in labels.history(walks, 1, label_batch_id=first.label_batch_id)] == [3, 0]
+
+
+def test_a_file_sets_rewards_of_experiences_and_of_turns(walks: Buffer, tmp_path: Path) -> None:
+    file = tmp_path / "rewards.csv"
+    file.write_text("experience_id,turn,reward\n1,,0.5\n1,3,0.75\n2,2,0.125\n")
+    assert labels.import_rewards(walks, file, author="ada").num_changed == 3
+    assert [row[3] for row in turns(walks)] == [0, 0.5, 0.75, 0.125, 0.25]
+    file.write_text("experience_id,turn,reward\n1,3.5,0.75\n")
+    with pytest.raises(QueryError, match=r"row 1 of .* has no usable experience_id and reward.*1, 0.75, 3.5"):
+        labels.import_rewards(walks, file, author="ada")
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [((1, 2), r"experience 1 has no turn 2.*allowed: 0, 1, 3"), ((9, 0), "unknown experience 9")],
+)
+def test_an_unknown_turn_is_refused_and_nothing_is_written(walks: Buffer, key: tuple[int, int], message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        labels.set_turn_rewards(walks, {(1, 0): 0.5, key: 1.0}, author="ada")
+    assert labels.batches(walks) == []
+
+
+def test_a_rollout_of_several_rows_is_labelled_as_one_trial(buffer: Buffer) -> None:
+    roles = Roles(buffer, num_tasks=1, batch_groups=1)
+    with roles.attempt():
+        roles.plan()
+        (claimed,) = roles.claim()
+        other = single(1, 0.0)
+        branched = walk(0.0)
+        for sequence in (*branched.sequences, *other.sequences):
+            sequence.policy_spans = [(start, roles.version) for start, _ in sequence.policy_spans]
+        roles.insert(Group([branched, other], claimed.group_id, claimed.claim_token))
+    assert buffer.sql("SELECT rft.label_rollout(1, 1.0) AS n")["n"].to_pylist() == [2]
+    assert buffer.sql("SELECT alpha, beta FROM rft.task_stat").to_pylist() == [{"alpha": 2, "beta": 2}]
+    assert len(labels.batches(buffer)) == 1
+    done = labels.set_rollout_reward(buffer, 1, 0.5, author="ada", final=True)
+    assert done.num_changed == 2
+    assert buffer.sql("SELECT alpha, beta FROM rft.task_stat").to_pylist() == [{"alpha": 1.5, "beta": 2.5}]
+    labels.undo(buffer, done.label_batch_id, author="ada")
+    assert buffer.sql("SELECT alpha, beta FROM rft.task_stat").to_pylist() == [{"alpha": 2, "beta": 2}]
+    with pytest.raises(RftError, match="rollout 99 has no experience"):
+        buffer.sql("SELECT rft.label_rollout(99, 1.0)")
+    with pytest.raises(QueryError, match="does not exist"):
+        labels.set_rollout_reward(buffer, 99, 1.0, author="ada")
