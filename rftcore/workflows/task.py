@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+# A token with this log-probability or more was the only one that the structure of an answer allowed.
+_CERTAIN = -1e-6
+
+
 @dataclass(frozen=True)
 class Task:
     """One row of rft.task.
@@ -233,6 +237,7 @@ class Model:
                 num_prompt_tokens=num_prompt,
                 finish_reason=generation.finish_reason,
                 behavior_logprobs=generation.logprobs,
+                loss_mask=None if decoding.structure is None else _choices(generation.logprobs),
                 policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
             ),
             parsed,
@@ -300,6 +305,12 @@ class Model:
         sequence = chat_sequence(self._sampler.tokenizer, copied(messages), start=start, turns=turns)
         *before, last = copied(sequence.messages or [])
         return self._session.add(Turn(before, content_text(last), "stop", sequence))
+
+
+def _choices(logprobs: list[float]) -> list[bool] | None:
+    """Return which tokens of a structured answer the policy chose: where only one was allowed, it had no choice to learn from."""
+    chosen = [logprob < _CERTAIN for logprob in logprobs]
+    return None if all(chosen) else chosen
 
 
 Scorer = Callable[[Turn, Task], Coroutine[Any, Any, Score]]

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.request_work import follow_requests
+from rftcore.engines.structure import Structure
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.transfer.plan import TransferError
@@ -68,6 +69,27 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(live: Live) -> N
     gains = [a - b for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True)]
     assert min(gains) > -EXACT
     assert max(gains) > 0.1
+
+
+def test_an_answer_has_the_structure_that_is_asked_for_and_the_log_probabilities_of_what_was_allowed(
+    live: Live,
+) -> None:
+    ids, _ = live.sample(1, Decoding(max_tokens=1))
+    texts = ("12", "34")
+    for structure, allowed in (
+        (Structure("choice", texts), set(texts)),
+        (Structure("regex", "[0-9]{3}"), None),
+    ):
+        _, generations = live.sample(4, Decoding(max_tokens=8, structure=structure))
+        for one in generations:
+            assert one.text in allowed if allowed else one.text.isdigit() and len(one.text) == 3
+            # Among few tokens each is likelier than among all; of two digits that are forced, the second is certain.
+            free = live.expected(ids, one)
+            assert all(forced > among_all - EXACT for forced, among_all in zip(one.logprobs, free, strict=True))
+            assert structure.kind == "regex" or abs(one.logprobs[1]) < EXACT
+    with pytest.raises(RftError, match="vLLM refuses the request"):
+        live.sample(1, Decoding(max_tokens=8, structure=Structure("regex", "([")))
+    assert live.worst_difference() < EXACT
 
 
 def test_a_prompt_is_computed_once_for_the_answers_that_share_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

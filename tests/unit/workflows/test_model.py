@@ -81,6 +81,26 @@ def test_a_wrong_argument_is_refused_before_anything_is_sampled(wrong: Any, word
     assert spy.received == []
 
 
+def test_a_token_that_the_structure_of_an_answer_forced_is_not_trained_on() -> None:
+    class Forced(Spy):
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            found = await super().generate(prompt_token_ids, decoding)
+            return Generation(found.token_ids, [-0.5, 0.0, -1e-9], found.text, "stop", [(0, 1)])
+
+    spy = Forced(chat_tokenizer("qwen2_5"), answers=[([5, 6, 7], "stop"), ([5, 6, 7], "stop")])
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        turn = await model.chat(asked("a"), response_format={"type": "json_object"})
+        await model.chat(answered(asked("a"), turn, ("user", "b")))
+
+    asyncio.run(run())
+    (sequence,) = model.sequences()
+    assert sequence.loss_mask is not None
+    mask = [bool(value) for value in sequence.loss_mask]
+    assert mask[:3] == [True, False, False] and mask[-3:] == [True, True, True] and sum(mask) == 4
+
+
 def test_several_answers_to_one_chat_are_branches_with_a_row_each() -> None:
     spy = Spy(chat_tokenizer("qwen2_5"))
     model = Model(spy, Decoding())
