@@ -34,8 +34,14 @@ Reward = Callable[..., RewardValue | Awaitable[RewardValue]]
 REWARDS = Registry[Any](
     "reward",
     {
+        "countdown": "rftcore.rewards.countdown:countdown",
         "exact_match": "rftcore.rewards.exact_match:exact_match",
+        "format": "rftcore.rewards.format:Format",
+        "length": "rftcore.rewards.length:Length",
+        "math_verify": "rftcore.rewards.math_verify:MathVerify",
+        "overlong": "rftcore.rewards.overlong:Overlong",
         "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
+        "repetition": "rftcore.rewards.repetition:repetition",
     },
 )
 
