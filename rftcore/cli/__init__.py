@@ -49,6 +49,7 @@ from rftcore.cli import (
     sql,
     status,
     tasks,
+    try_,
 )
 from rftdata.errors import RftError, is_disk_full, time_limit_behind
 from rftdata.user_code.frames import has_users_frame
@@ -83,6 +84,7 @@ app.command("retention")(retention.retention)
 app.command("archive")(archive.archive)
 app.command("restore-run")(archive.restore_run)
 app.command("check")(check.check)
+app.command("try")(try_.try_)
 app.command("config")(config.config)
 app.command("schema")(config.schema)
 app.command("setup")(setup.setup)

@@ -7,15 +7,18 @@ model, so a trial takes seconds and no GPU.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
-from rftcore.explorer.taskset_runners import limits_of
+from rftcore.explorer.taskset_runners import decoding_of, limits_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
@@ -80,19 +83,45 @@ class StandIn(Engine):
         pass
 
 
-def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
-    """Try one task like an explorer, with the stand-in for the engine and at most `LIMIT_S` for each wait.
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Rollouts of tasks without a run.
 
-    Raises:
-        RolloutsFailedError: the rollout failed; it contains the user's stack.
-        ConfigError, PluginError: an error that would end a run.
+    Attributes:
+        decoding: the sampling parameters of training.
+        failures: the descriptions of failures, with the user's stack of each.
+    """
+
+    runner: RolloutRunner
+    loop: WorkflowLoop
+    decoding: Decoding
+    failures: list[tuple[str, str]]
+
+    async def rollout(self, task: Task, index: int = 0) -> Rollout:
+        """Run one rollout and return its outcome.
+
+        Raises:
+            ConfigError, PluginError: an error that would end a run.
+        """
+        return await self.loop.run(self.runner.rollout(task, index, self.decoding))
+
+
+@contextmanager
+def open_trial(
+    resolved: ResolvedRun, engine: Engine, *, longest_s: float = math.inf, num_slots: int = 1
+) -> Iterator[Trial]:
+    """Open what an explorer runs the rollouts of a taskset with, and close it at the end.
+
+    Args:
+        resolved: as the taskset sees the run (`ResolvedRun.for_taskset`).
+        longest_s: longest wait, if the configuration allows more.
+        num_slots: number of concurrent rollouts.
     """
     failures: list[tuple[str, str]] = []
     explorer = resolved.config.explorer
-    engine = StandIn(tokenizer, _ANSWER if task.answer is None else task.answer)
     allowed_s, limit = explorer.reward_limit
-    if allowed_s > LIMIT_S:
-        allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
+    if allowed_s > longest_s:
+        allowed_s, limit = longest_s, f"{longest_s:g} s (a run allows {limit})"
     scorer = Scorer(
         resolved.rewards,
         resolved.config.base_dir,
@@ -106,32 +135,49 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
         workflow=resolved.workflow,
         workflow_args=explorer.workflow_args,
         scorer=scorer,
-        timeout_s=min(LIMIT_S, explorer.rollout_timeout_s),
+        timeout_s=min(longest_s, explorer.rollout_timeout_s),
         limits=limits_of(explorer),
         source="explorer",
-        slots=asyncio.Semaphore(1),
+        slots=asyncio.Semaphore(num_slots),
         on_failure=lambda *failure: failures.append(failure),
     )
-    loop = WorkflowLoop(min(LIMIT_S, explorer.block_timeout_s), on_stuck=_leave)
+    loop = WorkflowLoop(min(longest_s, explorer.block_timeout_s), on_stuck=_leave)
     try:
+        yield Trial(runner=runner, loop=loop, decoding=decoding_of(explorer), failures=failures)
+    finally:
+        loop.close()
+        scorer.close()
+
+
+def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
+    """Try one task like an explorer, with the stand-in for the engine and at most `LIMIT_S` for each wait.
+
+    Raises:
+        RolloutsFailedError: the rollout failed; it contains the user's stack.
+        ConfigError, PluginError: an error that would end a run.
+    """
+    engine = StandIn(tokenizer, stand_in_answer(task))
+    with open_trial(resolved, engine, longest_s=LIMIT_S) as trial:
         # This outer limit is for code that keeps the interpreter's lock; the inner limits need other threads.
         rollout = time_limits.call(
-            lambda: asyncio.run(loop.run(runner.rollout(task, 0, Decoding(max_tokens=explorer.max_tokens)))),
+            lambda: asyncio.run(trial.rollout(task)),
             _WHOLE_S,
             f"a rollout of the task {task.task_key!r} of {task.taskset!r}",
             cap=False,
         )
-    finally:
-        loop.close()
-        scorer.close()
-    if failures:
-        [(text, stack)] = failures
+    if trial.failures:
+        [(text, stack)] = trial.failures
         raise RolloutsFailedError(
             f"a rollout of the task {task.task_key!r} of {task.taskset!r} fails with the answer {engine._answer[:60]!r} in place of "
             f"the model's: {text.rstrip('.')}",
             stack=stack,
         )
     return Rehearsal(engine.num_prompt_tokens, rollout)
+
+
+def stand_in_answer(task: Task) -> str:
+    """Return what the stand-in answers: the task's right answer if there is one."""
+    return _ANSWER if task.answer is None else task.answer
 
 
 def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) -> str | None:

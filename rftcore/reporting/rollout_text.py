@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -222,3 +222,26 @@ def _turns_of_messages(chat: Sequence[dict[str, Any]], turns: Sequence[ShownTurn
     answers = [place for place, message in enumerate(chat) if message.get("role") == "assistant"]
     num = min(len(answers), len(turns))
     return dict(zip(answers[len(answers) - num :], turns[len(turns) - num :], strict=True))
+
+
+def number(value: float | None) -> str:
+    """Return a reward as text."""
+    return "none" if value is None else f"{value:g}"
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """Return named numbers as text."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}" for name, value in values.items()
+    )
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON, with None in place of what is not a number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [finite(each) for each in value]
+    return value

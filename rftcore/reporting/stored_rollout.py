@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcore.model_folder import stored_model
-from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn
+from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn, finite, named, number
 from rftdata.reports.stored_rollouts import StoredExperience, StoredGroup, StoredRollout
 
 if TYPE_CHECKING:
@@ -173,31 +173,9 @@ def _lineage(experience: StoredExperience) -> str:
     return f"{experience.state} · trained on in step {steps}{held}{changed}{parent}"
 
 
-def number(value: float | None) -> str:
-    """Return a reward as text."""
-    return "none" if value is None else f"{value:g}"
-
-
-def named(values: Mapping[str, Any]) -> str:
-    """Return named numbers as text."""
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}" for name, value in values.items()
-    )
-
-
 def json_of(found: StoredRollout | StoredGroup) -> dict[str, Any]:
     """Return a rollout or a group as JSON, in which what is not a number is null."""
-    return {name: _finite(value) for name, value in dataclasses.asdict(found).items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_finite(each) for each in value]
-    return value
+    return {name: finite(value) for name, value in dataclasses.asdict(found).items()}
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
