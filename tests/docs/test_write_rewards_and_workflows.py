@@ -69,7 +69,7 @@ def test_the_reward_of_the_page(files: Path) -> None:
 
 def test_the_list_of_rewards_of_the_page(files: Path) -> None:
     (block,) = re.findall(
-        r"```yaml\n(explorer:\n  reward:.*?)```", (PAGES / "write-a-reward.md").read_text(), re.DOTALL
+        r"```yaml\n(explorer:\n  reward:\n    - \./reward.*?)```", (PAGES / "write-a-reward.md").read_text(), re.DOTALL
     )
     rewards = [RewardConfig.model_validate(entry) for entry in yaml.safe_load(block)["explorer"]["reward"]]
     scorer = Scorer(load_rewards(rewards, files), files)
