@@ -1,0 +1,179 @@
+"""Formats of tool calls: any text parses in linear time without an exception, and calls come back as they were rendered."""
+
+from __future__ import annotations
+
+import keyword
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftcore.tools.calls import CallError, ToolCall
+from rftcore.tools.formats import FORMATS, ToolFormat
+
+EVERY = pytest.mark.parametrize("each", FORMATS.values(), ids=list(FORMATS))
+
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**18), 10**18)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+CALLS = st.lists(st.tuples(NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), max_size=4).map(
+    lambda found: [ToolCall(name, arguments, number) for number, (name, arguments) in enumerate(found)]
+)
+PIECES = st.sampled_from(
+    [
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<|python_tag|>",
+            "<think>",
+            "</think>",
+            "CALL add ",
+            "CALL",
+            "\n",
+            " ",
+            ";",
+            ",",
+        ),
+        *(
+            "{",
+            "}",
+            "[",
+            "]",
+            "(",
+            ")",
+            '"',
+            "'",
+            "'''",
+            "\\",
+            ":",
+            "=",
+            "-",
+            "1e999",
+            "NaN",
+            "\\ud800",
+            "add(",
+            "a=1",
+            "True",
+        ),
+        *(
+            '{"name": "add", "arguments": {"a": 1}}',
+            '"name"',
+            '"arguments"',
+            '{"a": 1}',
+            "[add(a=1)]",
+            "null",
+            "#",
+            "\x00",
+            "é",
+        ),
+    ]
+)
+
+
+@EVERY
+@given(calls=CALLS, content=st.sampled_from(["", "I look it up.", "Zwei Zeilen:\nja"]))
+@settings(max_examples=60)
+def test_calls_are_read_as_they_were_rendered(each: ToolFormat, calls: list[ToolCall], content: str) -> None:
+    found = each.parse(each.render(calls, content))
+    assert found.calls == calls
+    assert found.content == content
+
+
+@EVERY
+@given(text=st.lists(PIECES | TEXTS, max_size=30).map("".join))
+@settings(max_examples=200)
+def test_any_text_is_parsed(each: ToolFormat, text: str) -> None:
+    found = each.parse(text)
+    assert all(call.number == number for number, call in enumerate(found.calls))
+    message = found.message(text)
+    assert message["content"] == (text if not message.get("tool_calls") else found.content)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *(
+            "<tool_call>",
+            '<tool_call>{"a":"',
+            "{",
+            '{"name":',
+            '{"name": {"a":',
+            "[",
+            "[f(",
+            "f(a=",
+            "[f(a='",
+            "CALL f {",
+            "CALL f\n",
+        ),
+        *('{"a": "\\', "</tool_call>", "((((", "-", "not ", "[f(a=[", '[f(a="b"), ', "a.", "<think>", "\n", " "),
+    ],
+)
+def test_a_long_answer_is_parsed_quickly(each: ToolFormat, piece: str) -> None:
+    text = piece * (200_000 // len(piece))
+    started = time.process_time()
+    each.parse(text)
+    each.parse("[f(a=" + text)
+    assert time.process_time() - started < 5.0, "linear: a tenth of a second on a free machine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "invalid JSON"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": "a"}</tool_call>', "must be a JSON object"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 'needs the "name"'),
+        ("hermes", '<tool_call>{"name": "add"}</tool_call>', 'needs "arguments"'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}', "NaN is not JSON"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}', "surrogate"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 400 + "]" * 400 + "}}", "deeply"),
+        ("llama_json", '{"name": "add", "parameters": {"a": }}', "invalid JSON"),
+        ("pythonic", "[add(1, 2)]", "need names"),
+        ("pythonic", "[add(a=1 + 1)]", "no literal"),
+        ("pythonic", "[add(a=open('x'))]", "no literal"),
+        ("pythonic", "[add(a=1), 2]", "no call"),
+        ("pythonic", "[add(a=1", "does not end"),
+        ("text", "CALL add a=1", "JSON object was expected"),
+        ("text", 'CALL add {"a": 1} and more', "follows the JSON object"),
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong(name: str, text: str, says: str) -> None:
+    *_, error = FORMATS[name].parse(text).calls
+    assert isinstance(error, CallError)
+    assert error.kind == "invalid_call"
+    assert says in error.text
+
+
+def test_a_call_after_a_malformed_one_is_read() -> None:
+    text = 'a<tool_call>{"name": }</tool_call>b<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>c'
+    found = FORMATS["hermes"].parse(text)
+    assert [type(call) for call in found.calls] == [CallError, ToolCall]
+    assert found.content == "a\nb\nc"
+    assert found.message(text) == {"role": "assistant", "content": text}, (
+        "its calls cannot be rendered as they were written"
+    )
+
+
+@EVERY
+def test_thoughts_contain_no_calls(each: ToolFormat) -> None:
+    call = ToolCall("add", {"a": 1})
+    thought = f"<think>\n{each.render([call], '')}\n"
+    assert each.parse(thought).calls == []
+    assert each.parse(f"{thought}</think>\n\n42").calls == []
+    assert each.parse(f"{thought}</think>\n\n{each.render([call], '')}").calls == [call]
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ada", "age": 36}', '{"answer": [1, 2]}', "see [1] and f(x)", "{a}"])
+@pytest.mark.parametrize("name", ["llama_json", "pythonic", "text", "hermes"])
+def test_an_answer_that_only_resembles_a_call_is_content(name: str, text: str) -> None:
+    found = FORMATS[name].parse(text)
+    assert (found.content, found.calls) == (text, [])
