@@ -121,7 +121,7 @@ def mistaken(word: str) -> None:
     """Do it.
 
     Args:
-        wrod: a word
+        ward: a word
     """
 
 
@@ -145,7 +145,7 @@ def opaque(word: _NoSchema) -> None:
         (positional, "cannot be given by its name.*word"),
         (untyped, "parameter 'word' of the tool 'untyped' has no type"),
         (silent, "no docstring"),
-        (mistaken, "does not have.*wrod"),
+        (mistaken, "does not have.*ward"),
         (strange, "types of the tool 'strange' cannot be read.*threading"),
         (opaque, "a type that no JSON schema describes"),
         (lambda: None, "name of a tool is not valid"),
