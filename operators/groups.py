@@ -1,7 +1,8 @@
 """Map the rows of a batch to rollouts and groups, for stages that compare them.
 
 N rows, R rollouts, G groups. A row is a rollout of one or several turns, or a branch of one. A rollout of several rows counts once, with the
-mean of their values, as it does for advantages.
+mean of their values, as it does for advantages. Where rows have roles, the rewards of two roles are not comparable: `Groups.by_role` numbers each role
+of a group as a group of its own, and each role of a rollout as a rollout.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ class Groups:
         span = int(rollout_index.max(initial=0)) + 1
         rollouts, rollout_N = np.unique(group_N * span + rollout_index, return_inverse=True)
         return cls(group_N.astype(np.int64), rollout_N.astype(np.int64), rollouts // span, len(ids))
+
+    @classmethod
+    def by_role(cls, table: pa.Table) -> Groups:
+        """Return the groups whose rollouts are comparable; a table without the column `role`, or without roles, has those of `of`."""
+        if "role" not in table.column_names or table["role"].null_count == table.num_rows:
+            return cls.of(table)
+        roles, role_N = np.unique(pc.fill_null(table["role"], "").to_numpy(zero_copy_only=False), return_inverse=True)
+        _, group_N = np.unique(table["group_id"].to_numpy(), return_inverse=True)
+        keys = pa.array(group_N * len(roles) + role_N)
+        return cls.of(pa.table({"group_id": keys, "rollout_index": table["rollout_index"]}))
 
     @property
     def num_rollouts(self) -> int:

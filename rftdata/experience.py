@@ -24,6 +24,8 @@ FORKS = ("branch", "history", "template", "separate")
 """Why a sequence begins anew in its rollout, see the type `rft.fork`."""
 STOP_REASONS = ("max_turns", "max_rollout_tokens", "context_length", "rollout_timeout")
 """Limits that end a rollout and keep it."""
+MAX_ROLE = 100
+"""Most characters of a role's name."""
 TURNS = "turns"
 """Name of the array with the turns of a sequence."""
 STEP_REWARD = "step_reward"
@@ -53,6 +55,7 @@ class Sequence:
         arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
         turn_index: number of its first turn in the rollout; None counts the turns of the sequences before it.
         fork: why it begins anew instead of extending an earlier sequence of its rollout, one of `FORKS`; None if it does not.
+        role: the role that the policy played in it; None where the workflow has only one.
         origin: origin of an imported sequence. Its policy spans name versions of another buffer, so no policy of this buffer counts
             as its sampler.
     """
@@ -74,6 +77,7 @@ class Sequence:
     arrays: Mapping[str, Array] = field(default_factory=dict)
     turn_index: int | None = None
     fork: str | None = None
+    role: str | None = None
     origin: SequenceOrigin | None = None
 
     @property
@@ -298,6 +302,8 @@ def _validate_sequence(s: Sequence) -> None:
         check_integer("the turn_index of a sequence", s.turn_index, (0, INT4[1]))
     if s.fork is not None and s.fork not in FORKS:
         raise RftError("a sequence has an unknown cause of its fork", value=s.fork, allowed=", ".join(FORKS))
+    if s.role is not None:
+        check_role(s.role)
     if TURNS in s.arrays:
         _validate_turns(np.asarray(s.arrays[TURNS]), s)
     if STEP_REWARD in s.arrays:
@@ -339,6 +345,14 @@ def _validate_step_rewards(rewards: Array, s: Sequence) -> None:
             "a step_reward of a sequence is not a finite number",
             value=float(rewards[~np.isfinite(rewards)][0]),
             allowed="finite numbers",
+        )
+
+
+def check_role(role: object) -> None:
+    """Refuse what is not the name of a role."""
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE or not role.isprintable():
+        raise RftError(
+            "the name of a role is not valid", value=role, allowed=f"1 to {MAX_ROLE} printable characters, or None"
         )
 
 

@@ -51,11 +51,11 @@ class BalanceGroups(FormulaOperator, revision=1):
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
-        self.reads = self.formula.columns | {"group_id", "rollout_index"}
+        self.reads = self.formula.columns | {"group_id", "rollout_index", "role"}
         self.rowwise = False
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        groups = Groups.of(table)
+        groups = Groups.by_role(table)
         correct = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
         reasons_G = pa.array(
             [self._reason(*counts) for counts in zip(correct.num_correct_G.tolist(), correct.num_known_G.tolist())],

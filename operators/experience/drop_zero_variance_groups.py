@@ -30,11 +30,11 @@ class DropZeroVarianceGroups(Operator, revision=1):
 
         tolerance: float = Field(1e-6, ge=0, description="Rewards count as equal up to this difference.")
 
-    reads = frozenset({"group_id", "rollout_index", "reward"})
+    reads = frozenset({"group_id", "rollout_index", "role", "reward"})
     remedy = "take tasks that the model solves at times (selector.type: difficulty), or raise algorithm.group_size"
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        groups = Groups.of(table)
+        groups = Groups.by_role(table)
         reward_R = groups.rollout_means(finite(table["reward"].combine_chunks()))
         known_R = ~np.isnan(reward_R)
         lowest_G, highest_G = extremes(reward_R[known_R], groups.group_R[known_R], groups.num_groups)

@@ -40,11 +40,11 @@ class NormalizeReward(Operator, revision=1):
         by: Literal["group", "batch"] = Field("group", description="Over which rollouts.")
         eps: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
 
-    reads = frozenset({"group_id", "rollout_index", "reward"})
+    reads = frozenset({"group_id", "rollout_index", "role", "reward"})
     writes = frozenset({"reward"})
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        groups = Groups.of(table)
+        groups = Groups.by_role(table)
         reward_N = finite(table["reward"].combine_chunks())
         reward_R = groups.rollout_means(reward_N)
         has_reward_R = ~np.isnan(reward_R)

@@ -43,11 +43,11 @@ class PassRate(FormulaOperator, revision=1):
                 todo="compare with a number, or use `sql` or `priority`",
             )
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
-        self.reads = self.formula.columns | {"group_id", "rollout_index"}
+        self.reads = self.formula.columns | {"group_id", "rollout_index", "role"}
         self.rowwise = False
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        groups = Groups.of(table)
+        groups = Groups.by_role(table)
         correct = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
         unknown_N = (correct.num_known_G == 0)[groups.group_N]
         rate_G = correct.num_correct_G / np.maximum(correct.num_known_G, 1)

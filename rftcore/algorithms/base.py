@@ -62,7 +62,8 @@ class StepBatch:
     Attributes:
         step: number of the trainer step, from 1.
         rewards_B: float32; the reward as it stood when the batch was drawn, NaN where there is none.
-        group_B: int64; index of the group, 0..G-1.
+        group_B: int64; index of the group, 0..G-1. Where workflows have roles, each role of a group is a group of its own: rewards
+            of two roles are not comparable.
         rollout_B: int64; rollout within the group. Branches of one rollout share it.
         turn_BA: int64; number of each turn of the sequence in its rollout, from 0, ascending; -1 after the last.
         turn_N: int64; column of `turn_BA` of the token's turn.

@@ -80,6 +80,7 @@ def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str
         "num_response_tokens": len(sequence.token_ids) - sequence.num_prompt_tokens,
         "num_trained_tokens": sequence.num_trained_tokens,
         "num_turns": sequence.num_turns,
+        "role": sequence.role,
         "finish_reason": sequence.finish_reason,
         "metrics": json.dumps(sequence.metrics),
         "source": "explorer",

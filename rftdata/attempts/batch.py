@@ -26,6 +26,7 @@ ROWS = pa.schema(
         ("group_id", pa.int64()),
         ("rollout_index", pa.int32()),
         ("turn_index", pa.int32()),
+        ("role", pa.string()),
         ("reward", pa.float64()),
         ("staleness", pa.int32()),
         ("importance_weight", pa.float64()),
@@ -44,7 +45,7 @@ class Batch:
     Attributes:
         step: the trainer step, from 1.
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
-            chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as at the draw, or at
+            chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, role, reward (as at the draw, or at
             the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
             sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), reward_parts (name and value of each, as sampled),
             num_prompt_tokens, num_response_tokens, num_trained_tokens.

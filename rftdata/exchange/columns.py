@@ -77,6 +77,7 @@ SCHEMA = pa.schema(
         ("policy_step", pa.int32()),
         ("num_prompt_tokens", pa.int32()),
         ("fork", pa.string()),
+        ("role", pa.string()),
         ("finish_reason", pa.string()),
         ("created_at", _TIME),
         ("labels", pa.list_(_LABEL)),

@@ -46,6 +46,7 @@ _REPEATED = [
     "source",
     "prompt",
     "messages",
+    "role",
     "finish_reason",
 ]
 

@@ -181,6 +181,7 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         arrays={array["name"]: unpacked(array) for array in row["arrays"]},
         turn_index=row["turn_index"],
         fork=row["fork"],
+        role=row["role"],
         origin=origin,
     )
 

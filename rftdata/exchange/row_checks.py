@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
-from rftdata.experience import FORKS, OUTCOMES, SOURCES, STOP_REASONS, Baseline
+from rftdata.experience import FORKS, OUTCOMES, SOURCES, STOP_REASONS, Baseline, check_role
 from rftdata.limits import (
     INT4,
     INT8,
@@ -106,6 +106,8 @@ def _check_experience(row: Row) -> None:
     _at_least("turn_index", row["turn_index"], 0)
     if row["fork"] is not None:
         _one_of("fork", row["fork"], FORKS)
+    if row["role"] is not None:
+        check_role(row["role"])
     _check_object("reward_parts", row["reward_parts"])
     _check_object("metrics", row["metrics"])
     if row["messages"] is not None:

@@ -36,6 +36,7 @@ BATCH_SCHEMA = pa.schema(
         ("num_response_tokens", pa.int32()),
         ("num_trained_tokens", pa.int32()),
         ("num_turns", pa.int32()),
+        ("role", pa.string()),
         ("finish_reason", pa.string()),
         ("metrics", pa.string()),
         ("source", pa.string()),
@@ -51,7 +52,8 @@ BATCH_SCHEMA = pa.schema(
     ]
 )
 """The columns of an experience that stages may read. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its
-task) are JSON texts. `num_trained_tokens`: response tokens of answers, without what the environment wrote between them. `staleness`:
+task) are JSON texts. `num_trained_tokens`: response tokens of answers, without what the environment wrote between them.
+`role`: that the policy played; null where the workflow has only one. `staleness`:
 trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
 judge changed the reward, of the experience or of the one it was copied from. `reviews`: JSON object, the answer to every question asked
 about it: waiting, pass or drop."""

@@ -116,6 +116,7 @@ EXPERIENCE_COLUMNS = (
     "reward_final",
     "source",
     "fork",
+    "role",
     "finish_reason",
     "prompt_digest",
     "response",
@@ -175,7 +176,7 @@ def _fixed_fields(keys: ExperienceKeys, s: Sequence) -> bytes:
     """Encode the number of fields and the first fields of `EXPERIENCE_COLUMNS`, which are never NULL."""
     num_prompt = s.num_prompt_tokens
     return _EXPERIENCE_FIXED.pack(
-        25,
+        26,
         8,
         keys.experience_id,
         8,
@@ -229,6 +230,7 @@ def experience_row(
             final,
             word(source),
             NULL if s.fork is None else word(s.fork),
+            text(s.role),
             text(s.finish_reason),
             prompt_digest,
             text(s.response),

@@ -1,7 +1,7 @@
 -- The turns of experiences, for `rft query`: one row for each turn whose answer is trained. An experience without the array turns is one turn.
 -- first_token, end_token: places in token_ids, of its first token and after its last.
 CREATE VIEW turn AS
-SELECT e.experience_id, e.run, e.group_id, e.rollout_index, coalesce(e.turns[3 * t.place], e.turn_index) AS turn, e.fork,
+SELECT e.experience_id, e.run, e.group_id, e.rollout_index, coalesce(e.turns[3 * t.place], e.turn_index) AS turn, e.fork, e.role,
        coalesce(e.turns[3 * t.place - 2], e.num_prompt_tokens) AS first_token,
        coalesce(e.turns[3 * t.place - 1], e.num_prompt_tokens + e.num_response_tokens) AS end_token,
        list_slice(e.token_ids, first_token + 1, end_token) AS token_ids,

@@ -4,7 +4,7 @@ SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, 
 
 -- name: drawn_rows (read)
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
-SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
+SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, e.role, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, b.reward AS baseline_reward, e.reward_parts, e.num_prompt_tokens, e.num_response_tokens,
        e.num_trained_tokens, e.segment_id, e.segment_row
 FROM rft.draw d

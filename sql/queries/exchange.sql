@@ -17,7 +17,7 @@ SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_st
        e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
        e.metrics::text AS metrics, coalesce(eo.policy_version_min, e.policy_version_min) AS policy_version_min,
        coalesce(eo.policy_version_max, e.policy_version_max) AS policy_version_max,
-       coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.fork::text AS fork, e.finish_reason,
+       coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.fork::text AS fork, e.role, e.finish_reason,
        coalesce(eo.sampled_at, e.created_at) AS created_at,
        (eo.earlier || jsonb_build_array(jsonb_build_object(
            'buffer_id', go.buffer_id, 'run', go.origin_run, 'experience_id', eo.origin_experience_id)))::text AS earlier,

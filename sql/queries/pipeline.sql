@@ -31,7 +31,7 @@ WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND claimed_by = %(worker_id
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN gp.prompt END AS prompt,
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
-       e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.num_trained_tokens, e.num_turns, e.finish_reason,
+       e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.num_trained_tokens, e.num_turns, e.role, e.finish_reason,
        e.metrics::text AS metrics, e.source::text AS source,
        CASE WHEN 'messages' = ANY (%(columns)s) THEN rft.chat(gp.messages, e.response_messages, e.response)::text END AS messages,
        e.reward_parts::text AS reward_parts,

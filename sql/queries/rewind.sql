@@ -150,10 +150,10 @@ rollouts AS (
 experiences AS (
     INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,
-        num_trained_tokens, num_turns, fork, finish_reason, segment_id, segment_row)
+        num_trained_tokens, num_turns, fork, role, finish_reason, segment_id, segment_row)
     SELECT %(run_id)s, o.copy_group_id, o.copy_id, e.turn_index, e.source, e.experience_id, e.prompt_digest, e.response, e.response_messages,
            e.reward_sampled, e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
-           e.num_response_tokens, e.num_trained_tokens, e.num_turns, e.fork, e.finish_reason, e.segment_id, e.segment_row
+           e.num_response_tokens, e.num_trained_tokens, e.num_turns, e.fork, e.role, e.finish_reason, e.segment_id, e.segment_row
     FROM copied_rollouts o
     CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE group_id = o.group_id AND rollout_id = o.rollout_id OFFSET 0) e
     ORDER BY e.experience_id)

@@ -32,6 +32,7 @@ def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]
         "num_response_tokens": [9] * len(rows),
         "num_trained_tokens": [9] * len(rows),
         "num_turns": [1] * len(rows),
+        "role": [None] * len(rows),
         "finish_reason": ["stop"] * len(rows),
         "metrics": ["{}"] * len(rows),
         "source": ["explorer"] * len(rows),

@@ -72,7 +72,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             loss_mask=(partial(batch.padded, "loss_mask"), offsets),
             behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
             rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
-            group_ids=batch.rows["group_id"].to_pylist(),
+            group_ids=_compared_groups(batch),
             rollout_index=batch.rows["rollout_index"].to_pylist(),
             turns=turns,
             importance_weights=batch.rows["importance_weight"].to_pylist(),
@@ -86,6 +86,16 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         if column in present or column in algorithm.columns:
             _refuse_missing(batch, algorithm, trained, column, torch.from_numpy(is_present))
     return trained
+
+
+def _compared_groups(batch: Batch) -> npt.NDArray[np.int64]:
+    """Number the groups whose rollouts algorithms compare, [B]: each role of a group is a group of its own."""
+    group_ids = np.asarray(batch.rows["group_id"], np.int64)
+    if batch.rows["role"].null_count == len(batch):
+        return group_ids
+    numbers: dict[tuple[int, str | None], int] = {}
+    keys = zip(group_ids.tolist(), batch.rows["role"].to_pylist(), strict=True)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def turns_of(batch: Batch) -> list[npt.NDArray[Any]]:

@@ -146,7 +146,7 @@ def test_the_version_follows_what_decides_and_nothing_else() -> None:
 
 def test_the_chain_asks_only_for_the_columns_its_stages_read() -> None:
     chain = build_chain([{"drop_truncated": {}}, {"drop_zero_variance_groups": {}}])
-    assert chain.columns == {"experience_id", "group_id", "rollout_index", "reward", "finish_reason"}
+    assert chain.columns == {"experience_id", "group_id", "rollout_index", "role", "reward", "finish_reason"}
     chain.run(batch_of_groups([0, 1]).select(sorted(chain.columns)))
     assert "metrics" in build_chain([{"sql": "SELECT COLUMNS(*) FROM batch"}]).columns
 

@@ -44,6 +44,19 @@ def test_a_rollout_of_several_turns_counts_once_with_the_mean_of_its_turns() -> 
     assert bound("pass_rate", {"correct_above": 0.4}, table)["pass_rate"] == [0.0] * 4
 
 
+def test_roles_of_a_group_are_compared_with_themselves() -> None:
+    # x wins both games of the first group and one of the second; o's rewards are the opposite. The mean of a game is 0.
+    table = batch_of_groups(
+        [1, -1, 1, -1], [1, -1, -1, 1], rollout_index=[0, 0, 1, 1] * 2, turn_index=[0, 1] * 4, role=["x", "o"] * 4
+    )
+    assert bound("pass_rate", None, table)["pass_rate"] == [1.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+    assert [reason is None for reason in reasons("drop_zero_variance_groups", {}, table)] == [False] * 4 + [True] * 4
+    normalised = bound("normalize_reward", {"method": "rank"}, table)["reward"]
+    assert normalised == [0.5] * 4 + [1.0, 0.0, 0.0, 1.0]
+    chain = build_chain([{"sql": "SELECT * FROM batch WHERE role = 'x' AND reward > 0"}])
+    assert chain.run(table).decisions["kept"].to_pylist() == [True, False, True, False, True, False, False, False]
+
+
 def test_the_pass_rate_is_a_column_for_the_next_stage() -> None:
     chain = build_chain([{"pass_rate": {}}, {"threshold": {"column": "pass_rate", "max": 0.6}}])
     result = chain.run(batch_of_groups([0, 1], [1, 1]))

@@ -11,7 +11,7 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
        coalesce(u.times_sampled, 0)::bigint AS times_sampled, d.steps AS trainer_steps, l.num_labels,
        e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at, e.response_hash, e.num_trained_tokens, e.num_turns, e.fork,
-       e.rollout_id
+       e.rollout_id, e.role
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
