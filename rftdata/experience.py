@@ -109,6 +109,7 @@ class Rollout:
 
     Attributes:
         stop_reason: the limit that ended it, one of `STOP_REASONS`; None if its workflow ended it, or it failed.
+        try_errors: errors of the infrastructure, for which earlier tries were given up, the first first.
     """
 
     index: int
@@ -119,6 +120,7 @@ class Rollout:
     seconds: float = 0.0
     error: str | None = None
     stop_reason: str | None = None
+    try_errors: list[str] = field(default_factory=list)
 
     @property
     def num_turns(self) -> int:

@@ -39,6 +39,8 @@ def check_task_plugins(resolved: ResolvedRun, findings: Findings) -> None:
 def _check_workflow(resolved: ResolvedRun) -> None:
     explorer = resolved.config.explorer
     check_workflow_args(explorer.workflow, resolved.workflow, 3, explorer.workflow_args)
+    if check_args := getattr(resolved.workflow, "check_args", None):
+        check_args(resolved.config.base_dir, **explorer.workflow_args)
 
 
 def check_selectors(resolved: ResolvedRun, findings: Findings) -> None:

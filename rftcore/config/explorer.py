@@ -81,6 +81,21 @@ class ExplorerConfig(Section):
         ge=1,
         description="Sampled tokens of all answers together after which a rollout ends and is kept; no limit by default.",
     )
+    step_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds after which a step of an environment is ended, with its process; its rollout counts as timed out. This time"
+        " and that of its reset do not count as time of the rollout.",
+    )
+    reset_timeout_s: float = Field(
+        120.0, gt=0, description="Seconds after which the constructor or the reset of an environment is ended."
+    )
+    max_environments: int | None = Field(
+        None,
+        ge=1,
+        description="Processes of environments that one explorer runs at a time; rollouts wait for a free one. By default 64 for each core,"
+        " and at most one for each 64 MiB of memory.",
+    )
     reward_timeout_s: float = Field(
         60.0,
         gt=0,

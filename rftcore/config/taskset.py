@@ -33,6 +33,8 @@ class RunTasksetConfig(TasksetConfig):
     max_rollout_tokens: int | None = Field(None, description="As explorer.max_rollout_tokens.")
     rollout_timeout_s: float | None = Field(None, description="As explorer.rollout_timeout_s.")
     close_timeout_s: float | None = Field(None, description="As explorer.close_timeout_s.")
+    step_timeout_s: float | None = Field(None, description="As explorer.step_timeout_s.")
+    reset_timeout_s: float | None = Field(None, description="As explorer.reset_timeout_s.")
 
     @field_validator("reward", mode="before")
     @classmethod

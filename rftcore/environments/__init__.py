@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rftcore.environments.base import Environment, Observation, Step
 from rftcore.environments.errors import EnvironmentFailedError, InfrastructureError
-from rftcore.environments.handle import EnvironmentHandle, Limits
+from rftcore.environments.handle import EnvironmentHandle, EnvironmentLimits
 from rftcore.environments.hosts import EnvironmentHosts, environments_of_rollout, open_environment
 from rftcore.environments.registry import ENVIRONMENTS, check_environment, load_environment
 
@@ -20,7 +20,7 @@ __all__ = [
     "EnvironmentHandle",
     "EnvironmentHosts",
     "InfrastructureError",
-    "Limits",
+    "EnvironmentLimits",
     "Observation",
     "Step",
     "check_environment",

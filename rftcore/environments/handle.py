@@ -13,24 +13,26 @@ from rftdata.errors import RftError
 
 
 @dataclass(frozen=True)
-class Limits:
+class EnvironmentLimits:
     """Time limits of one environment, in seconds. Each call has its own; the limit of the rollout stands still meanwhile.
 
     Attributes:
         step_timeout_s: of one step.
         reset_timeout_s: of the constructor, and of `reset`.
-        close_timeout_s: of `close`; afterwards its process is ended.
+        close_s: of `close`; afterwards its process is ended.
     """
 
     step_timeout_s: float = 30.0
     reset_timeout_s: float = 120.0
-    close_timeout_s: float = 10.0
+    close_s: float = 10.0
 
     def of(self, method: str) -> tuple[float, str]:
-        """Return the limit of a method, and the setting with it for messages."""
-        name = {"step": "step_timeout_s", "close": "close_timeout_s"}.get(method, "reset_timeout_s")
-        seconds: float = getattr(self, name)
-        return seconds, f"{name} = {seconds:g} s"
+        """Return the limit of a method, and its name in messages."""
+        if method == "step":
+            return self.step_timeout_s, f"step_timeout_s = {self.step_timeout_s:g} s"
+        if method == "close":
+            return self.close_s, f"{self.close_s:g} s"
+        return self.reset_timeout_s, f"reset_timeout_s = {self.reset_timeout_s:g} s"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from rftcore.environments.handle import EnvironmentHandle, Limits, Place
+from rftcore.environments.handle import EnvironmentHandle, EnvironmentLimits, Place
 from rftcore.environments.host_thread import HostThread
 from rftcore.environments.in_loop import LoopPlace
 from rftcore.environments.in_process import ProcessPlace
@@ -53,7 +53,7 @@ class EnvironmentHosts:
 
     @asynccontextmanager
     async def open(
-        self, name: str, args: Mapping[str, Any], limits: Limits, *, waits: bool = True
+        self, name: str, args: Mapping[str, Any], limits: EnvironmentLimits, *, waits: bool = True
     ) -> AsyncIterator[EnvironmentHandle]:
         """Open an environment; close it at the end of the context. Neither its calls nor the wait for a place count as time of the rollout.
 
@@ -77,7 +77,7 @@ class EnvironmentHosts:
             host.close()
         self._hosts.clear()
 
-    async def _place(self, name: str, limits: Limits, *, waits: bool) -> Place:
+    async def _place(self, name: str, limits: EnvironmentLimits, *, waits: bool) -> Place:
         host = await self._loaded(name)
         if host is None:
             return LoopPlace(name, self._in_loop[name], limits)
@@ -115,7 +115,7 @@ class RolloutEnvironments:
     """
 
     hosts: EnvironmentHosts
-    limits: Limits = field(default_factory=Limits)
+    limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
     num_open: int = 0
 
 
@@ -123,7 +123,7 @@ _current: ContextVar[RolloutEnvironments | None] = ContextVar("rollout_environme
 
 
 @contextmanager
-def environments_of_rollout(hosts: EnvironmentHosts, limits: Limits) -> Iterator[None]:
+def environments_of_rollout(hosts: EnvironmentHosts, limits: EnvironmentLimits) -> Iterator[None]:
     """Let `open_environment` use these hosts and limits within the block, also in tasks and threads with a copy of its context."""
     token = _current.set(RolloutEnvironments(hosts, limits))
     try:
@@ -134,7 +134,11 @@ def environments_of_rollout(hosts: EnvironmentHosts, limits: Limits) -> Iterator
 
 @asynccontextmanager
 async def open_environment(
-    name: str, args: Mapping[str, Any] | None = None, *, limits: Limits | None = None, base_dir: Path | None = None
+    name: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    limits: EnvironmentLimits | None = None,
+    base_dir: Path | None = None,
 ) -> AsyncIterator[EnvironmentHandle]:
     """Open an environment; it is closed at the end of the context, however that ends.
 
@@ -155,7 +159,7 @@ async def open_environment(
     if rollout is None:
         hosts = EnvironmentHosts(base_dir or Path.cwd())
         try:
-            async with hosts.open(name, args or {}, limits or Limits()) as handle:
+            async with hosts.open(name, args or {}, limits or EnvironmentLimits()) as handle:
                 yield handle
         finally:
             await asyncio.shield(asyncio.to_thread(hosts.close))

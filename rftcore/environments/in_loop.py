@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rftcore.environments.base import Environment, Observation, Step
 from rftcore.environments.errors import EnvironmentFailedError, InfrastructureError
-from rftcore.environments.handle import Facts, Limits
+from rftcore.environments.handle import EnvironmentLimits, Facts
 from rftcore.environments.registry import EnvironmentClass
 from rftcore.environments.results import Results, tool_schemas
 from rftcore.failures import describe, user_stack, waited_at
@@ -26,7 +26,7 @@ _closing: set[asyncio.Task[None]] = set()  # the event loop holds its tasks only
 class LoopPlace:
     """An environment in this event loop. `asyncio.timeout` limits its calls."""
 
-    def __init__(self, name: str, environment_class: EnvironmentClass, limits: Limits) -> None:
+    def __init__(self, name: str, environment_class: EnvironmentClass, limits: EnvironmentLimits) -> None:
         self._name, self._class, self._limits = name, environment_class, limits
         self._environment: Environment | None = None
         self._results = Results(environment_class.roles)

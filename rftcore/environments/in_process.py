@@ -16,7 +16,7 @@ from typing import Any
 from rftcore.environments import process
 from rftcore.environments.base import Observation, Step
 from rftcore.environments.errors import EnvironmentFailedError, InfrastructureError
-from rftcore.environments.handle import Facts, Limits
+from rftcore.environments.handle import EnvironmentLimits, Facts
 from rftcore.environments.host_thread import HostThread
 from rftcore.environments.results import Json, observation_from_json, step_from_json
 from rftcore.failures import as_traceback, dumped_frames, user_frames, user_line
@@ -36,7 +36,7 @@ class ProcessPlace:
         on_end: called in the event loop once the process has ended.
     """
 
-    def __init__(self, name: str, host: HostThread, limits: Limits, on_end: Callable[[], None]) -> None:
+    def __init__(self, name: str, host: HostThread, limits: EnvironmentLimits, on_end: Callable[[], None]) -> None:
         self._name, self._host, self._limits, self._on_end = name, host, limits, on_end
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -86,7 +86,7 @@ class ProcessPlace:
         if self._status is None:
             with contextlib.suppress(OSError):
                 self._channel.send("close", ())
-            self._host.end(self._key, self._limits.close_timeout_s)
+            self._host.end(self._key, self._limits.close_s)
         self._channel.close()
         os.close(self._stacks)
 

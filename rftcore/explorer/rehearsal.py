@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rftcore.engines.base import Decoding, Engine, Generation
+from rftcore.environments import EnvironmentLimits
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
-from rftcore.explorer.taskset_runners import decoding_of, limits_of
+from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
@@ -130,6 +131,7 @@ def open_trial(
         limit=limit,
         max_processes=1,
     )
+    environments = environments_of(resolved)
     runner = RolloutRunner(
         engine=engine,
         workflow=resolved.workflow,
@@ -140,12 +142,15 @@ def open_trial(
         source="explorer",
         slots=asyncio.Semaphore(num_slots),
         on_failure=lambda *failure: failures.append(failure),
+        environments=environments,
+        environment_limits=EnvironmentLimits(min(longest_s, explorer.step_timeout_s), explorer.reset_timeout_s),
     )
     loop = WorkflowLoop(min(longest_s, explorer.block_timeout_s), on_stuck=_leave)
     try:
         yield Trial(runner=runner, loop=loop, decoding=decoding_of(explorer), failures=failures)
     finally:
         loop.close()
+        environments.close()
         scorer.close()
 
 

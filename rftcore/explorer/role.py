@@ -27,7 +27,13 @@ from rftcore.explorer.outage import Outage
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.shared_device import EngineDevice, await_device
-from rftcore.explorer.taskset_runners import TasksetRunners, limits_of, scorer_of
+from rftcore.explorer.taskset_runners import (
+    TasksetRunners,
+    environment_limits_of,
+    environments_of,
+    limits_of,
+    scorer_of,
+)
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
@@ -149,6 +155,8 @@ class Explorer:
             on_failure=self.failures.record,
             has_baseline=self.resolved.has_greedy_baseline,
             drafts=self.drafts,
+            environments=environments_of(self.resolved),
+            environment_limits=environment_limits_of(self.config),
         )
 
     def _slots(self) -> asyncio.Semaphore:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
+import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
+from rftcore.environments import EnvironmentHosts, EnvironmentLimits, environments_of_rollout
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.workflow_loop import BlockedError
-from rftcore.failures import FunctionFailedError, describe, user_stack, waited_at
+from rftcore.failures import FunctionFailedError, InfrastructureError, describe, user_stack, waited_at
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
@@ -32,9 +36,17 @@ from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.writing.rollout_check import check_rollout
 
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (1.0, 5.0)
+"""Mean pauses before a rollout whose infrastructure failed is tried for the second and the third time."""
 # sys.exit() in a user's code ends the rollout instead of the explorer.
 _OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
+
+
+class _TryAgainError(Exception):
+    """The infrastructure failed in a rollout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +64,7 @@ class RolloutRunner:
         clocks: those of its rollouts, to be suspended while the engine sleeps.
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
+        environments: of its rollouts; None: each environment that a workflow opens has a host for itself.
     """
 
     engine: Engine
@@ -68,6 +81,8 @@ class RolloutRunner:
     has_baseline: bool = False
     drafts: Drafts | None = None
     clocks: RolloutClocks = field(default_factory=RolloutClocks)
+    environments: EnvironmentHosts | None = None
+    environment_limits: EnvironmentLimits = EnvironmentLimits()  # noqa: RUF009 - it is frozen
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
         """Run all rollouts of a claimed group concurrently. With a screening rule, run the remaining ones only if the first are neither
@@ -112,7 +127,7 @@ class RolloutRunner:
         claimed: ClaimedGroup | None = None,
         prompts: Prompts | None = None,
     ) -> Rollout:
-        """Run one rollout and return its outcome.
+        """Run one rollout and return its outcome. After a failure of the infrastructure it is begun again, two times at most.
 
         Args:
             claimed: its group; None for an answer of an evaluation.
@@ -121,16 +136,30 @@ class RolloutRunner:
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
-        async with self.slots:
-            model = Model(self._sampler(index, claimed), decoding, prompts, self.limits)
-            return await self._try(replace(task, rollout_index=index), index, model)
+        sampler, errors = self._sampler(index, claimed), list[str]()
+        while True:
+            try:
+                async with self.slots:
+                    model = Model(sampler, decoding, prompts, self.limits)
+                    rollout = await self._try(replace(task, rollout_index=index), index, model, last=len(errors) == 2)
+                return replace(rollout, try_errors=errors)
+            except _TryAgainError as again:
+                logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
+                pause_s = _PAUSES_S[len(errors)] * random.uniform(0.5, 1.5)
+                errors.append(str(again))
+            await asyncio.sleep(pause_s)
 
     def _sampler(self, index: int, claimed: ClaimedGroup | None) -> Sampler:
         if claimed is None or self.drafts is None:
             return self.engine
         return self.drafts.rollout(claimed.group_id, index)
 
-    async def _try(self, task: Task, index: int, model: Model) -> Rollout:
+    async def _try(self, task: Task, index: int, model: Model, *, last: bool) -> Rollout:
+        """Run a rollout once.
+
+        Args:
+            last: whether a failure of the infrastructure is its outcome. Otherwise _TryAgainError is raised.
+        """
         started = time.monotonic()
         limit = f"took longer than explorer.rollout_timeout_s = {self.timeout_s:g} s"
         stop = partial(model.stop, "rollout_timeout", f"the rollout {limit}")
@@ -150,6 +179,8 @@ class RolloutRunner:
         except _OF_A_USER as raised:  # the boundary: errors of a user's code are data
             if _holds(raised, *_ERRORS_OF_THE_RUN):
                 raise
+            if not last and _holds(raised, InfrastructureError):
+                raise _TryAgainError(describe(raised)) from raised
             outcome, error = self._outcome(raised, limit if clock.expired else None)
             self.on_failure(error, user_stack(raised))
         failed = Rollout(index, outcome, error=error)
@@ -178,9 +209,11 @@ class RolloutRunner:
             return replace(score, reward=score.reward + math.fsum(steps))
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
-        if not _is_async(self.workflow):
-            return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
-        return await self.workflow(task, model, self.scorer, **self.workflow_args)
+        hosts = self.environments
+        with nullcontext() if hosts is None else environments_of_rollout(hosts, self.environment_limits):
+            if not _is_async(self.workflow):
+                return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
+            return await self.workflow(task, model, self.scorer, **self.workflow_args)
 
     def _outcome(self, raised: BaseException, limit: str | None) -> tuple[str, str]:
         """Return the outcome of a rollout that failed, and its error.

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from rftcore.config.explorer import ExplorerConfig
 from rftcore.engines.base import Decoding
+from rftcore.environments import EnvironmentHosts, EnvironmentLimits
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.limits import Limits
+from rftcore.workflows.task import Task
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class TasksetRunner:
 
 @dataclass(frozen=True)
 class TasksetRunners:
-    """The runners by taskset. They share the engine, the slots, the clocks and the drafts.
+    """The runners by taskset. They share the engine, the slots, the clocks, the drafts and the environments.
 
     Attributes:
         default: that of tasksets without settings of their own.
@@ -59,7 +61,9 @@ class TasksetRunners:
         return TasksetRunners(other(self.default), {name: other(own) for name, own in self._own.items()})
 
     def close(self) -> None:
-        """End the processes of the rewards."""
+        """End the processes of the rewards and of the environments."""
+        if self.default.runner.environments is not None:
+            self.default.runner.environments.close()
         for one in (self.default, *self._own.values()):
             if isinstance(one.runner.scorer, Scorer):
                 one.runner.scorer.close()
@@ -79,6 +83,19 @@ def decoding_of(explorer: ExplorerConfig) -> Decoding:
 def limits_of(explorer: ExplorerConfig) -> Limits:
     """Return the limits of rollouts."""
     return Limits(explorer.max_turns, explorer.max_rollout_tokens)
+
+
+def environment_limits_of(explorer: ExplorerConfig) -> EnvironmentLimits:
+    """Return the time limits of environments."""
+    return EnvironmentLimits(explorer.step_timeout_s, explorer.reset_timeout_s)
+
+
+def environments_of(resolved: ResolvedRun) -> EnvironmentHosts:
+    """Return what runs the environments of a run."""
+    config = resolved.config
+    return EnvironmentHosts(
+        config.base_dir, max_environments=config.explorer.max_environments, modules=[Task.__module__]
+    )
 
 
 def scorer_of(resolved: ResolvedRun) -> Scorer:
@@ -105,5 +122,6 @@ def _own_runner(view: ResolvedRun, runner: RolloutRunner) -> TasksetRunner:
         timeout_s=explorer.rollout_timeout_s,
         close_s=explorer.close_timeout_s,
         limits=limits_of(explorer),
+        environment_limits=environment_limits_of(explorer),
     )
     return TasksetRunner(own, decoding_of(explorer))

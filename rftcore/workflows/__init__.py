@@ -6,7 +6,8 @@ recorded outcome.
 
 A workflow may declare what it needs of tasks: `workflow.needs_answer = True`, and `workflow.check_task = f` with
 `f(task, tokenizer=None, **args)`, which raises an RftError. `rft check --deep` and loading then refuse tasks that lack it. The tokenizer
-is passed for the first chats.
+is passed for the first chats. `workflow.check_args = f` with `f(base_dir, **args)`, which raises a ConfigError, checks the workflow's own
+settings before a run.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from rftcore.environments import open_environment
+from rftcore.environments import check_environment, open_environment
 from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.limits import LimitReachedError
 from rftcore.workflows.task import Model, Score, Scorer, Task
@@ -39,12 +40,6 @@ async def environment(
             its first group if it has one; an answer without a match is passed on as it is).
         pattern: regular expression for `action: regex`.
     """
-    if action not in ACTIONS or (action == "regex") != (pattern is not None):
-        raise ConfigError(
-            "workflow_args: action and pattern do not fit together",
-            value={"action": action, "pattern": pattern},
-            allowed=f"{', '.join(ACTIONS)}; pattern with regex alone",
-        )
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     total = 0.0
     async with open_environment(environment, environment_args or {}) as opened:
@@ -68,6 +63,37 @@ async def environment(
         raise RftError(f"the environment {environment!r} ended before the first answer")
     judged = await score(model.turns[-1], task)
     return Score(total + judged.reward, {"environment": total, **judged.parts})
+
+
+def check_args(
+    base_dir: Path,
+    *,
+    environment: str,
+    environment_args: Mapping[str, Any] | None = None,
+    system: str | None = None,
+    action: str = "text",
+    pattern: str | None = None,
+) -> None:
+    """Refuse an environment that does not load or does not accept its arguments, and another mistake in the workflow's settings.
+
+    Raises:
+        ConfigError, PluginError: the reason.
+    """
+    if action not in ACTIONS or (action == "regex") != (pattern is not None):
+        raise ConfigError(
+            "workflow_args: action and pattern do not fit together",
+            value={"action": action, "pattern": pattern},
+            allowed=f"{', '.join(ACTIONS)}; pattern with regex alone",
+        )
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"workflow_args: pattern is not a regular expression: {error}", value=pattern) from error
+    check_environment(environment, environment_args or {}, base_dir)
+
+
+environment.check_args = check_args  # type: ignore[attr-defined]  # functions declare no attributes
 
 
 def action_of(answer: str, action: str, pattern: str | None) -> str:

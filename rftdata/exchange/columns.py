@@ -60,6 +60,7 @@ SCHEMA = pa.schema(
         ("seconds", pa.float64()),
         ("error", pa.string()),
         ("stop_reason", pa.string()),
+        ("try_errors", pa.list_(pa.string())),
         ("experience_id", pa.int64()),
         ("turn_index", pa.int32()),
         ("source", pa.string()),

@@ -46,7 +46,7 @@ OF_GROUP = (
     "task_features",
 )
 _OF_EXPERIENCE = SCHEMA.names[SCHEMA.names.index("experience_id") + 1 :]
-OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason")
+OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason", "try_errors")
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]

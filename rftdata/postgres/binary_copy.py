@@ -24,6 +24,10 @@ _ROWS_AT_ONCE = 32
 _LENGTH = Struct(">i")
 _INT8 = Struct(">iq")
 _FLOAT8 = Struct(">id")
+# Number of dimensions, whether there are NULLs, type of the elements, and of the dimension its length and first index.
+_ARRAY = Struct(">iiIii")
+_TEXT_OID = 25
+_NO_TEXTS = Struct(">iiiI").pack(12, 0, 0, _TEXT_OID)
 
 
 def int8(value: int | None) -> bytes:
@@ -39,6 +43,13 @@ def float8(value: float | None) -> bytes:
 def text(value: str | None) -> bytes:
     """Encode a text or enum field; characters that text cannot hold are replaced."""
     return NULL if value is None else binary(_utf8(value))
+
+
+def texts(values: list[str]) -> bytes:
+    """Encode a field of type text[]."""
+    if not values:
+        return _NO_TEXTS
+    return binary(_ARRAY.pack(1, 0, _TEXT_OID, len(values), 1) + b"".join(map(text, values)))
 
 
 @cache
@@ -87,6 +98,7 @@ ROLLOUT_COLUMNS = (
     "reward",
     "error",
     "stop_reason",
+    "try_errors",
 )
 _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 
@@ -132,13 +144,14 @@ _EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii ii ii")
 
 def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
     """Encode a row of rft.rollout with the fields of `ROLLOUT_COLUMNS`."""
-    fixed = _ROLLOUT_FIXED.pack(9, 8, rollout_id, 8, group_id, 4, r.index, 4, r.num_turns, 8, r.seconds)
+    fixed = _ROLLOUT_FIXED.pack(10, 8, rollout_id, 8, group_id, 4, r.index, 4, r.num_turns, 8, r.seconds)
     return (
         fixed
         + word(r.outcome)
         + float8(r.reward)
         + text(r.error)
         + (NULL if r.stop_reason is None else word(r.stop_reason))
+        + texts(r.try_errors)
     )
 
 

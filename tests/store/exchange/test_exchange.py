@@ -66,7 +66,7 @@ def full(buffer: Buffer) -> Buffer:
         )
         rollouts = [
             Rollout(0, "ok", 1.0, [first, second], seconds=1.25),
-            Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}"),
+            Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}", try_errors=["lost", TEXT]),
         ]
         baseline = Baseline.of(Rollout(2, "ok", 0.5, [second, first], seconds=0.25))
         roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token, baseline=baseline))

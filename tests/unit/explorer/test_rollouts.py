@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 
 from rftcore.engines.base import Decoding, Generation
+from rftcore.explorer import rollouts
 from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.failures import InfrastructureError
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.errors import EngineStoppedError, ModelError
@@ -105,6 +107,26 @@ def test_an_error_in_a_workflow_is_the_rollouts_outcome() -> None:
     (rollout,) = tried(raising(KeyError("answer")))
     assert (rollout.outcome, rollout.reward) == ("failed", None)
     assert re.fullmatch(r"KeyError: 'answer' \(test_rollouts\.py, line \d+, in workflow\)", str(rollout.error))
+
+
+@pytest.mark.parametrize("num_lost", [1, 3])
+def test_only_a_failure_of_the_infrastructure_is_tried_again(num_lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "_PAUSES_S", (0.01, 0.01))
+    tries = 0
+
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        nonlocal tries
+        tries += 1
+        model.write([{"role": "user", "content": "?"}], f"{tries}")
+        if tries <= num_lost:
+            raise ExceptionGroup("requests", [InfrastructureError(f"lost {tries}")])
+        return Score(1.0)
+
+    (rollout,) = tried(workflow, engine=Writer())
+    errors = [error.split(" (")[0] for error in rollout.try_errors]
+    assert errors == [f"InfrastructureError: lost {number}" for number in range(1, min(tries, 3))]
+    assert [sequence.response for sequence in rollout.sequences] == [f"{tries}"]
+    assert (rollout.outcome, tries) == (("ok", 2) if num_lost == 1 else ("failed", 3))
 
 
 def test_a_rollout_that_takes_too_long_is_timed_out() -> None:
