@@ -109,7 +109,7 @@ class Rollout:
 
     Attributes:
         stop_reason: the limit that ended it, one of `STOP_REASONS`; None if its workflow ended it, or it failed.
-        try_errors: errors of the infrastructure, for which earlier tries were given up, the first first.
+        try_errors: errors of the infrastructure, for which earlier tries were given up, the first first; None if it is the first try.
     """
 
     index: int
@@ -120,7 +120,7 @@ class Rollout:
     seconds: float = 0.0
     error: str | None = None
     stop_reason: str | None = None
-    try_errors: list[str] = field(default_factory=list)
+    try_errors: list[str] | None = None
 
     @property
     def num_turns(self) -> int:

@@ -142,7 +142,7 @@ class RolloutRunner:
                 async with self.slots:
                     model = Model(sampler, decoding, prompts, self.limits)
                     rollout = await self._try(replace(task, rollout_index=index), index, model, last=len(errors) == 2)
-                return replace(rollout, try_errors=errors)
+                return replace(rollout, try_errors=errors or None)
             except _TryAgainError as again:
                 logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
                 pause_s = _PAUSES_S[len(errors)] * random.uniform(0.5, 1.5)

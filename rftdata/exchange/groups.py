@@ -120,7 +120,7 @@ def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Gro
                 seconds=float(row["seconds"]),
                 error=row["error"],
                 stop_reason=row["stop_reason"],
-                try_errors=row["try_errors"] or [],
+                try_errors=row["try_errors"],
             )
         if row["experience_id"] is not None:
             rollouts[index].sequences.append(_sequence(row, batches))

@@ -45,8 +45,10 @@ def text(value: str | None) -> bytes:
     return NULL if value is None else binary(_utf8(value))
 
 
-def texts(values: list[str]) -> bytes:
+def texts(values: list[str] | None) -> bytes:
     """Encode a field of type text[]."""
+    if values is None:
+        return NULL
     if not values:
         return _NO_TEXTS
     return binary(_ARRAY.pack(1, 0, _TEXT_OID, len(values), 1) + b"".join(map(text, values)))

@@ -123,7 +123,7 @@ def test_only_a_failure_of_the_infrastructure_is_tried_again(num_lost: int, monk
         return Score(1.0)
 
     (rollout,) = tried(workflow, engine=Writer())
-    errors = [error.split(" (")[0] for error in rollout.try_errors]
+    errors = [error.split(" (")[0] for error in rollout.try_errors or ()]
     assert errors == [f"InfrastructureError: lost {number}" for number in range(1, min(tries, 3))]
     assert [sequence.response for sequence in rollout.sequences] == [f"{tries}"]
     assert (rollout.outcome, tries) == (("ok", 2) if num_lost == 1 else ("failed", 3))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.workflows.environment import action_of, environment
+from rftcore.workflows.environment import action_of, check_args, environment
 from rftcore.workflows.limits import NO_LIMITS, Limits
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import ConfigError
@@ -76,6 +77,15 @@ def test_the_action_in_an_answer(answer: str, action: str, pattern: str | None, 
     assert action_of(answer, action, pattern) == expected
 
 
-def test_an_action_that_is_not_configured_well_ends_the_run() -> None:
-    with pytest.raises(ConfigError, match="action and pattern do not fit"):
-        played(Spy(chat_tokenizer("qwen2_5")), action="regex")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"action": "regex"}, "action and pattern do not fit together"),
+        ({"action": "regex", "pattern": "("}, "pattern is not a regular expression"),
+        ({"environment": "frozen_lak"}, "unknown environment"),
+        ({"environment_args": {"lst": 3}}, "does not accept its environment_args"),
+    ],
+)
+def test_settings_that_are_wrong_are_found_before_a_run(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_args(Path(), **{"environment": COUNTS, **args})
