@@ -10,7 +10,7 @@ from __future__ import annotations
 from rftcore.environments.base import Environment, Observation, Step
 from rftcore.environments.errors import EnvironmentFailedError, InfrastructureError
 from rftcore.environments.handle import EnvironmentHandle, EnvironmentLimits
-from rftcore.environments.hosts import EnvironmentHosts, environments_of_rollout, open_environment
+from rftcore.environments.hosts import EnvironmentHosts, environments_of_rollout, folder_of_rollout, open_environment
 from rftcore.environments.registry import ENVIRONMENTS, check_environment, load_environment
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Step",
     "check_environment",
     "environments_of_rollout",
+    "folder_of_rollout",
     "load_environment",
     "open_environment",
 ]

@@ -46,7 +46,7 @@ class EnvironmentHosts:
         max_environments: int | None = None,
         modules: Sequence[str] = (),
     ) -> None:
-        self._base_dir, self._modules = base_dir, modules
+        self.base_dir, self._modules = base_dir, modules
         self._places = asyncio.Semaphore(max_environments or default_max_environments())
         self._hosts: dict[str, HostThread] = {}
         self._in_loop: dict[str, EnvironmentClass] = {}
@@ -98,10 +98,10 @@ class EnvironmentHosts:
             return None
         host = self._hosts.get(name)
         if host is None or host.has_ended:
-            host = self._hosts[name] = HostThread(name, self._base_dir, self._modules)
+            host = self._hosts[name] = HostThread(name, self.base_dir, self._modules)
         if await asyncio.wrap_future(host.loaded):
             return host
-        self._in_loop[name] = await asyncio.to_thread(load_environment, name, self._base_dir)
+        self._in_loop[name] = await asyncio.to_thread(load_environment, name, self.base_dir)
         self._hosts.pop(name, None)
         return None
 
@@ -120,6 +120,12 @@ class RolloutEnvironments:
 
 
 _current: ContextVar[RolloutEnvironments | None] = ContextVar("rollout_environments", default=None)
+
+
+def folder_of_rollout() -> Path:
+    """Return the folder that paths in a workflow's settings are relative to: that of the configuration file, the current one outside rollouts."""
+    rollout = _current.get()
+    return Path.cwd() if rollout is None else rollout.hosts.base_dir
 
 
 @contextmanager

@@ -38,9 +38,9 @@ class PlainModel:
         """Answer a chat n times; see `Model.chats`."""
         return self._calls.wait(self._model.chats(messages, n, **options))
 
-    def write(self, messages: list[Message], response: str) -> Turn:
+    def write(self, messages: list[Message], response: str, *, role: str | None = None) -> Turn:
         """Record an answer that is given instead of sampled; see `Model.write`."""
-        return self._model.write(messages, response)
+        return self._model.write(messages, response, role=role)
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
         """Record a chat whose answers are given; see `Model.write_chat`."""

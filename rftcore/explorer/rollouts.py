@@ -169,7 +169,7 @@ class RolloutRunner:
                 score = checked_score(await self._score(task, model), task)
                 refuse_partly_recorded([turn.sequence for turn in model.turns])
             kept = Rollout(index, reward=score.reward, stop_reason=model.stop_reason)
-            return _recorded(kept, model, score.parts, started)
+            return _recorded(kept, model, score, started)
         except asyncio.CancelledError as raised:
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
@@ -185,7 +185,7 @@ class RolloutRunner:
             self.on_failure(error, user_stack(raised))
         failed = Rollout(index, outcome, error=error)
         try:
-            return _recorded(failed, model, {}, started)
+            return _recorded(failed, model, None, started)
         except Exception:  # noqa: BLE001 - its turns cannot be stored; its first error is kept
             return replace(failed, seconds=time.monotonic() - started)
 
@@ -231,8 +231,8 @@ class RolloutRunner:
         return "failed", f"{text}; an await is missing" if "'coroutine' object" in text else text
 
 
-def _recorded(rollout: Rollout, model: Model, parts: dict[str, float], started: float) -> Rollout:
-    """Return a rollout with its turns. Every sequence gets the rollout's reward.
+def _recorded(rollout: Rollout, model: Model, score: Score | None, started: float) -> Rollout:
+    """Return a rollout with its turns. Every sequence gets the rollout's reward, or that of its role.
 
     Raises:
         RftError: it cannot be stored.
@@ -240,7 +240,8 @@ def _recorded(rollout: Rollout, model: Model, parts: dict[str, float], started: 
     """
     sequences = model.sequences()
     for sequence in sequences:
-        sequence.reward, sequence.reward_parts = rollout.reward, parts
+        if score is not None:
+            sequence.reward, sequence.reward_parts = score.of_role(sequence.role), score.parts
     rollout = replace(rollout, sequences=sequences, seconds=time.monotonic() - started)
     check_rollout(rollout)
     return rollout
@@ -252,12 +253,12 @@ def checked_score(score: object, task: Task) -> Score:
     Raises:
         RftError: it is not a Score with a finite reward.
     """
-    if isinstance(score, Score) and _is_finite(score.reward):
+    if isinstance(score, Score) and all(map(_is_finite, (score.reward, *score.by_role.values()))):
         return score
     raise RftError(
         f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}",
         value=score,
-        allowed="Score(reward) with a finite number",
+        allowed="Score(reward) with a finite number, and finite numbers in by_role",
         todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
     )
 

@@ -26,6 +26,7 @@ WORKFLOWS = Registry[Workflow](
         "single_turn": "rftcore.workflows.single_turn:single_turn",
         "demonstration": "rftcore.workflows.demonstration:demonstration",
         "environment": "rftcore.workflows.environment:environment",
+        "multi_agent": "rftcore.workflows.multi_agent:multi_agent",
     },
 )
 

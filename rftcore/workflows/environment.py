@@ -29,8 +29,8 @@ async def environment(
 ) -> Score:
     """Play one episode. The reward is the sum of the rewards of the steps, and of the reward functions, which see the last turn.
 
-    Each turn records the environment's state before it, if it has one, and the reward of the step that followed. An episode that a limit
-    ends keeps the rewards so far.
+    Each turn records the environment's state before it, if it has one, and the reward of the step that followed. The last turn's has the reward of the
+    reward functions, too, so that the rewards of turns add up to that of the rollout. An episode that a limit ends keeps the rewards so far.
 
     Args:
         environment: a built-in environment, or the path of your own.
@@ -41,7 +41,7 @@ async def environment(
         pattern: regular expression for `action: regex`.
     """
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    total = 0.0
+    total = last = 0.0
     async with open_environment(environment, environment_args or {}) as opened:
         observation = await opened.reset(task, task.seed)
         state = observation.state
@@ -52,7 +52,7 @@ async def environment(
                 messages.append(turn.message)
                 step = await opened.step(action_of(turn.response, action, pattern))
                 turn.record(state=state, step_reward=step.reward)
-                total += step.reward
+                total, last = total + step.reward, step.reward
                 if step.ended:
                     break
                 observation, state = step.observation, step.state or step.observation.state
@@ -62,6 +62,8 @@ async def environment(
     if not model.turns:
         raise RftError(f"the environment {environment!r} ended before the first answer")
     judged = await score(model.turns[-1], task)
+    if judged.parts:
+        model.turns[-1].record(step_reward=last + judged.reward)
     return Score(total + judged.reward, {"environment": total, **judged.parts})
 
 

@@ -6,7 +6,7 @@ the other, prompt and answer. So what is trained is what was sampled, whatever t
 
 A sequence is stored for each branch. The first turn that extends another one joins its sequence. A later one, and a turn that extends none,
 begins a sequence of its own with the cause (`rft.fork`). Every sampled token is therefore in the loss of exactly one sequence, and in the prompts
-of the branches that begin after it.
+of the branches that begin after it. A turn neither continues nor extends one of another role: each role has chats and sequences of its own.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class _Node:
     extended: _Node | None = None
     next: _Node | None = None
 
+    @property
+    def role(self) -> str | None:
+        return self.turn.sequence.role
+
 
 class Session:
     """The turns of one rollout.
@@ -87,17 +91,24 @@ class Session:
         sampled = [node.turn.sequence for node in self._nodes if node.prompt is not None]
         return sum(len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in sampled)
 
-    def prompt(self, tokenizer: Any, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> Prompt:
+    def prompt(
+        self,
+        tokenizer: Any,
+        messages: list[Message],
+        given: TemplateInput = MESSAGES_ALONE,
+        role: str | None = None,
+    ) -> Prompt:
         """Return the input for a chat: the tokens of the turn that it continues and those of the new messages, or the rendered chat.
 
         Args:
             tokenizer: of the model.
             given: what the chat template reads besides the messages; only turns with the same can be continued.
+            role: the role that answers; only its turns can be continued.
 
         Raises:
             RftError, Exception: see `ChatEncoder.prompt`.
         """
-        node, encoder = self._continued(_keys(messages), given.key), chat_encoder(tokenizer)
+        node, encoder = self._continued(_keys(messages), given.key, role), chat_encoder(tokenizer)
         if node is not None:
             known = node.turn.sequence
             last_token = int(known.token_ids[-1]) if len(known.token_ids) > known.num_prompt_tokens else None
@@ -117,7 +128,7 @@ class Session:
         """
         node = _Node(len(self._nodes), turn, _keys([*turn.messages, turn.message]), prompt)
         if prompt is not None:
-            node.extended = self._extended_by(prompt)
+            node.extended = self._extended_by(prompt, node.role)
             if node.extended is not None and node.extended.next is None:
                 node.extended.next = node
         self._nodes.append(node)
@@ -130,26 +141,27 @@ class Session:
             RftError: a turn of a chat of several turns has an array that `Turn.record` does not know.
         """
         return [
-            replace(_joined(list(_row(node))), turn_index=node.number, fork=self._fork(node))
+            replace(_joined(list(_row(node))), turn_index=node.number, fork=self._fork(node), role=node.role)
             for node in self._nodes
             if not _joins(node)
         ]
 
-    def _continued(self, chat: list[_Key], given_key: str) -> _Node | None:
+    def _continued(self, chat: list[_Key], given_key: str, role: str | None) -> _Node | None:
         """Return the turn with the longest chat that this one begins with, the latest of several."""
         found: _Node | None = None
         for node in self._nodes:
             if node.prompt is None or node.prompt.given_key != given_key or node.turn.finish_reason == "abort":
                 continue
-            if chat[: len(node.chat)] != node.chat:
+            if node.role != role or chat[: len(node.chat)] != node.chat:
                 continue
             if found is None or len(node.chat) >= len(found.chat):
                 found = node
         return found
 
-    def _extended_by(self, prompt: Prompt) -> _Node | None:
+    def _extended_by(self, prompt: Prompt, role: str | None) -> _Node | None:
         """Return the turn with the most tokens, of those whose tokens begin the prompt; the latest of several."""
-        by_tokens = sorted(self._nodes, key=lambda node: (len(node.turn.sequence.token_ids), node.number), reverse=True)
+        of_role = [node for node in self._nodes if node.role == role]
+        by_tokens = sorted(of_role, key=lambda node: (len(node.turn.sequence.token_ids), node.number), reverse=True)
         for node in by_tokens:
             known = node.turn.sequence.token_ids
             # The tokens of a turn without an answer also begin the prompts of others that answer the same chat.
@@ -160,7 +172,7 @@ class Session:
 
     def _fork(self, node: _Node) -> str | None:
         """Return why a turn that joins no sequence begins one."""
-        earlier = [other for other in self._nodes[: node.number] if other.prompt is not None]
+        earlier = [o for o in self._nodes[: node.number] if o.prompt is not None and o.role == node.role]
         if node.prompt is None or not earlier:
             return None
         if node.extended is not None:

@@ -99,10 +99,20 @@ class TokenRewards:
 
 @dataclass(frozen=True)
 class Score:
-    """A reward and its parts by function."""
+    """A reward and its parts by function.
+
+    Attributes:
+        reward: of the rollout: what selectors and evaluations read.
+        by_role: rewards of roles, each for the experiences of that role; the others have `reward`.
+    """
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)
+    by_role: Mapping[str, float] = field(default_factory=dict)
+
+    def of_role(self, role: str | None) -> float:
+        """Return the reward of a role's experiences."""
+        return self.reward if role is None else self.by_role.get(role, self.reward)
 
 
 class Sampler(Protocol):
@@ -124,6 +134,8 @@ class _Request:
     decoding: Decoding
     given: TemplateInput
     parse: Callable[[str], Message] | None
+    role: str | None
+    train: bool
 
 
 class Model:
@@ -170,6 +182,8 @@ class Model:
         tools: list[dict[str, Any]] | None = None,
         parse: Callable[[str], Message] | None = None,
         template_args: Mapping[str, Any] | None = None,
+        role: str | None = None,
+        train: bool = True,
         **sampling: Unpack[SamplingChanges],
     ) -> Coroutine[Any, Any, Turn]:
         """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated.
@@ -181,6 +195,8 @@ class Model:
             tools: JSON schemas of tools, for the chat template.
             parse: returns the answer as a message, with calls of tools apart from the content; by default its content is the answer.
             template_args: further variables of the chat template, such as `enable_thinking`.
+            role: the role in which the policy answers, such as a player of a game. Each role has chats and experiences of its own.
+            train: False stores the answer with the loss mask 0, such as that of a simulated user.
             sampling: changes of the sampling parameters, see `SamplingChanges`.
 
         Raises:
@@ -190,7 +206,7 @@ class Model:
         given = MESSAGES_ALONE
         if tools or template_args:
             given = TemplateInput(copied(tools) if tools else None, copied([dict(template_args or {})])[0])
-        return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse))
+        return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse, role, train))
 
     async def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:
         """Answer a chat n times, each a branch of its own; options as for `chat`.
@@ -222,7 +238,7 @@ class Model:
     async def _chat(self, request: _Request) -> Turn:
         decoding = self._within_limits(request.decoding)
         self._num_begun += 1
-        prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given)
+        prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given, request.role)
         generation = await self._generation(prompt.token_ids, decoding)
         num_prompt = len(prompt.token_ids)
         parsed = None if request.parse is None else request.parse(generation.text)
@@ -237,8 +253,9 @@ class Model:
                 num_prompt_tokens=num_prompt,
                 finish_reason=generation.finish_reason,
                 behavior_logprobs=generation.logprobs,
-                loss_mask=None if decoding.structure is None else _choices(generation.logprobs),
+                loss_mask=_loss_mask(request, decoding, generation),
                 policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
+                role=request.role,
             ),
             parsed,
         )
@@ -287,13 +304,16 @@ class Model:
         finally:
             self._open.discard(generation)
 
-    def write(self, messages: list[Message], response: str) -> Turn:
+    def write(self, messages: list[Message], response: str, *, role: str | None = None) -> Turn:
         """Record an answer from another source (a demonstration), see `written_sequence`.
+
+        Args:
+            role: as in `chat`.
 
         Raises:
             ModelError: neither template nor tokenizer has an end token.
         """
-        sequence = written_sequence(self._sampler.tokenizer, copied(messages), response)
+        sequence = replace(written_sequence(self._sampler.tokenizer, copied(messages), response), role=role)
         return self._session.add(Turn(copied(messages), response, "stop", sequence))
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
@@ -305,6 +325,12 @@ class Model:
         sequence = chat_sequence(self._sampler.tokenizer, copied(messages), start=start, turns=turns)
         *before, last = copied(sequence.messages or [])
         return self._session.add(Turn(before, content_text(last), "stop", sequence))
+
+
+def _loss_mask(request: _Request, decoding: Decoding, generation: Generation) -> list[bool] | None:
+    if not request.train:
+        return [False] * len(generation.token_ids)
+    return None if decoding.structure is None else _choices(generation.logprobs)
 
 
 def _choices(logprobs: list[float]) -> list[bool] | None:

@@ -136,3 +136,10 @@ def test_the_table_of_inputs_names_every_one() -> None:
         assert f"| `{argument}` |" in text
     for array in (*PER_TOKEN, *PER_TURN):
         assert f"| `{array}` |" in text
+
+
+def test_the_two_roles_are_rewarded_apart(files: Path) -> None:
+    rollout = tried(files, "./review.py:review", "2")
+    assert (rollout.outcome, rollout.error) == ("ok", None)
+    # The answer is right, and the reviewer, who says 2 as well, has not said yes.
+    assert [(s.role, s.reward) for s in rollout.sequences] == [("author", 1.0), ("reviewer", 0.0)]

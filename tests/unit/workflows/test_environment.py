@@ -46,7 +46,7 @@ def test_an_episode_is_one_sequence_with_states_and_rewards_of_its_steps() -> No
     rollout = played(spy, system="Count.", environment_args={"last": 3})
     assert (rollout.outcome, rollout.reward, rollout.error) == ("ok", 16.0, None)
     (sequence,) = rollout.sequences
-    assert sequence.arrays["step_reward"].tolist() == [1.0, 2.0, 3.0]
+    assert sequence.arrays["step_reward"].tolist() == [1.0, 2.0, 13.0]  # with that of the reward function
     assert len(set(sequence.arrays["state_hash"].tolist())) == 3
     assert sequence.reward_parts == {"environment": 6.0, "length": 10.0}
     assert sequence.messages is not None
