@@ -25,6 +25,7 @@ _STEPS = (
     "checkpoint_step",
     "checkpoint_uri",
 )
+_OF_TURNS = ("turn_rewards_used", "turn_rewards_now")
 _OF_CHECKPOINT = ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
 
 
@@ -54,8 +55,8 @@ def lineage(
 ) -> None:
     """Show which steps and checkpoints used an experience, or which experiences a checkpoint was trained on.
 
-    corrected_since: the reward was changed after this step used it. For an imported experience it shows the origin, for a
-    purged one the author and the reason of the purge.
+    corrected_since: the reward, or that of a turn, was changed after this step used it. turn_rewards_used is empty where they were as
+    sampled. For an imported experience it shows the origin, for a purged one the author and the reason of the purge.
     """
     from rftcore.cli.output import print_rows
     from rftdata.reports.lineage import trained_on
@@ -94,7 +95,9 @@ def _answer(
     if pipeline:
         columns = ("at", "version", "stage", "what", "detail")
         return lineage.findings(buffer.database, experience), columns, "has not been decided on by any pipeline"
-    return lineage.uses(buffer.database, experience), _STEPS, "has not been trained on: no step drew it"
+    uses = lineage.uses(buffer.database, experience)
+    of_turns = _OF_TURNS if any(use.turn_rewards_now for use in uses) else ()
+    return uses, (*_STEPS[:5], *of_turns, *_STEPS[5:]), "has not been trained on: no step drew it"
 
 
 def _print_archive(buffer: Buffer, experience: int) -> None:

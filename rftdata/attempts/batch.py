@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rftdata.errors import PurgedError, QueryError
+from rftdata.experience import STEP_REWARD
 from rftdata.segments.codec import SCHEMA, Array, ColumnReader
 from rftdata.segments.reader import SegmentReader
 
@@ -28,6 +29,7 @@ ROWS = pa.schema(
         ("turn_index", pa.int32()),
         ("role", pa.string()),
         ("reward", pa.float64()),
+        ("turn_rewards", pa.list_(pa.float64())),
         ("staleness", pa.int32()),
         ("importance_weight", pa.float64()),
         ("baseline_reward", pa.float64()),
@@ -46,7 +48,8 @@ class Batch:
         step: the trainer step, from 1.
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
             chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, role, reward (as at the draw, or at
-            the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
+            the run's label cut; null if there is none), turn_rewards (of its turns, if a label changed one of them; null if they are as
+            sampled, or there are none), staleness, importance_weight (factor for the experience's loss; 1 unless
             sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), reward_parts (name and value of each, as sampled),
             num_prompt_tokens, num_response_tokens, num_trained_tokens.
         short_reason: why the batch is smaller than requested; None if it is full.
@@ -162,11 +165,19 @@ class Batch:
     def arrays(self, column: str) -> list[Array | None]:
         """Return the array of each experience in its own shape, None if it has none.
 
-        The arrays are views of the mapped file, not copies: use them within an hour, after which bytes of purged rows are overwritten.
+        `step_reward` is with the labels that count for the batch. Other arrays are views of the mapped file, not copies: use them within an
+        hour, after which bytes of purged rows are overwritten.
         """
         readers = self._readers(column)
         places = ((readers[segment_id], row) for segment_id, row in self._places)
-        return [reader.row(row) if reader else None for reader, row in places]
+        found = [reader.row(row) if reader else None for reader, row in places]
+        if column == STEP_REWARD:
+            corrected = self.rows["turn_rewards"].to_pylist()
+            found = [
+                sampled if rewards is None or sampled is None else np.array(rewards, sampled.dtype)
+                for sampled, rewards in zip(found, corrected, strict=True)
+            ]
+        return found
 
     def _readers(self, column: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         if column not in self.columns:

@@ -92,6 +92,7 @@ def fork(parent: Run, new: NewRun, step: int | None, *, keep_rollouts: bool = Fa
         execute(connection, "copy_sampler", run_id=run_id, parent_run_id=parent_id)
         copied = fetch(connection, "copy_groups", **which)
         group_ids = [row["group_id"] for row in copied]
+        execute(connection, "copy_turn_rewards", group_ids=group_ids)
         execute(connection, "copy_scores", group_ids=group_ids)
         execute(connection, "copy_reviews", group_ids=group_ids)
         direct = [

@@ -16,7 +16,9 @@ class Use:
     """A step that used an experience, and the first checkpoint that contains it.
 
     Attributes:
-        corrected_since: whether the reward was changed after the step used it.
+        turn_rewards_used: rewards of its turns; None if they were those that were sampled.
+        turn_rewards_now: current rewards of its turns; None without any.
+        corrected_since: whether the reward, or that of a turn, was changed after the step used it.
     """
 
     run: str
@@ -24,6 +26,8 @@ class Use:
     trainer_step: int
     reward_used: float | None
     reward_now: float | None
+    turn_rewards_used: list[float] | None
+    turn_rewards_now: list[float] | None
     corrected_since: bool
     checkpoint_step: int | None
     checkpoint_uri: str | None

@@ -5,8 +5,9 @@ SELECT table_name::text AS table_name, column_name::text AS column_name,
 FROM information_schema.columns WHERE table_schema = 'rft' ORDER BY table_name, ordinal_position;
 
 -- name: lineage_of_experience (read)
--- Each step that used an experience, the reward it used, and the first checkpoint that contains the experience.
-SELECT run, attempt_id, trainer_step, reward_used, reward_now, corrected_since, checkpoint_step, checkpoint_uri
+-- Each step that used an experience, the rewards it used, and the first checkpoint that contains the experience.
+SELECT run, attempt_id, trainer_step, reward_used, reward_now, turn_rewards_used, nullif(turn_rewards_now, '{}') AS turn_rewards_now, corrected_since,
+       checkpoint_step, checkpoint_uri
 FROM rft.v_lineage WHERE experience_id = %(experience_id)s ORDER BY trainer_step, attempt_id;
 
 -- name: lineage_of_checkpoint (read)

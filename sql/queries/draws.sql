@@ -4,7 +4,8 @@ SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, 
 
 -- name: drawn_rows (read)
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
-SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, e.role, d.reward_used AS reward, d.staleness,
+SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, e.role, d.reward_used AS reward,
+       d.turn_rewards_used AS turn_rewards, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, b.reward AS baseline_reward, e.reward_parts, e.num_prompt_tokens, e.num_response_tokens,
        e.num_trained_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
@@ -34,7 +35,8 @@ SELECT CASE
         LEFT JOIN rft.draw d ON d.experience_id = e.experience_id AND d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
         WHERE coalesce(v.kept, r.pipeline_version = 'none') IS DISTINCT FROM (d.draw_id IS NOT NULL)
            OR (d.draw_id IS NOT NULL
-               AND d.reward_used IS DISTINCT FROM CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END)
+               AND (d.reward_used IS DISTINCT FROM CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END
+                    OR d.turn_rewards_used IS DISTINCT FROM rft.turn_rewards_at(e.experience_id, NULL)))
            OR EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id))
         THEN 'changed'
     ELSE 'same' END AS outcome

@@ -40,8 +40,9 @@ SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.
        CASE WHEN 'staleness' = ANY (%(columns)s) THEN (
            SELECT n.trainer_step - p.trainer_step FROM rft.policy_version p WHERE p.policy_version_id = e.policy_version_min)
        END AS staleness,
-       -- A fork's copy has the corrected reward, but no label.
-       l.label_cut > 0 OR e.reward_final OR e.reward IS DISTINCT FROM e.reward_sampled AS labelled,
+       -- A fork's copy has the corrected rewards, but no label.
+       l.label_cut > 0 OR e.reward_final OR e.reward IS DISTINCT FROM e.reward_sampled OR EXISTS (
+           SELECT FROM rft.turn_reward w WHERE w.experience_id = e.experience_id AND w.reward <> w.reward_sampled) AS labelled,
        CASE WHEN 'reviews' = ANY (%(columns)s) THEN (
            SELECT jsonb_object_agg(w.name, w.state)::text FROM rft.v_review w WHERE w.experience_id = e.experience_id)
        END AS reviews,

@@ -159,6 +159,15 @@ experiences AS (
     ORDER BY e.experience_id)
 SELECT copy_id AS group_id, status::text AS status FROM copied ORDER BY copy_id;
 
+-- name: copy_turn_rewards
+-- Copy the rewards of turns of the origins of a fork's experiences, as corrected by now. The origins' groups are locked, so no label comes between.
+INSERT INTO rft.turn_reward (experience_id, turn, reward_sampled, reward)
+SELECT e.experience_id, t.turn, t.reward_sampled, t.reward
+FROM unnest(%(group_ids)s::bigint[]) AS i (group_id)
+CROSS JOIN LATERAL (SELECT experience_id, parent_id FROM rft.experience WHERE group_id = i.group_id OFFSET 0) e
+CROSS JOIN LATERAL (SELECT * FROM rft.turn_reward WHERE experience_id = e.parent_id OFFSET 0) t
+ORDER BY e.experience_id, t.turn;
+
 -- name: copy_scores
 -- Copy the scores that stages found for the origins of a fork's experiences.
 INSERT INTO rft.score

@@ -7,12 +7,13 @@ SELECT rft.lock_labels();
 SELECT coalesce(max(label_id), 0) AS label_cut FROM rft.label;
 
 -- name: selected_experiences
--- The identifying content of the selected experiences, in id order. line: the input of the selection's hash. problem: why an experience
--- cannot be used.
+-- The identifying content of the selected experiences, in id order. line: the input of the selection's hash, with rewards of turns where they were
+-- corrected. problem: why an experience cannot be used.
 SELECT i.item_id,
        concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
                  CASE WHEN x.experience_id IS NOT NULL THEN 'purged' END,
-                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END) AS line,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN rft.turn_rewards_at(e.experience_id, %(label_cut)s)::text END) AS line,
        CASE WHEN e.experience_id IS NULL THEN 'does not exist'
             WHEN x.experience_id IS NOT NULL THEN 'was purged'
             WHEN s.segment_id IS NULL THEN rft.why_no_arrays(e.segment_id) END AS problem
@@ -30,7 +31,9 @@ SELECT i.item_id,
                  CASE WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN 'purged' END,
                  CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN
                      coalesce(rft.reward_at(c.experience_id, %(label_cut)s)::text, 'none') || ' '
-                     || coalesce(rft.reward_at(j.experience_id, %(label_cut)s)::text, 'none') END) AS line,
+                     || coalesce(rft.reward_at(j.experience_id, %(label_cut)s)::text, 'none') END,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN 'turns ' || rft.turn_rewards_at(c.experience_id, %(label_cut)s)::text END,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN 'and ' || rft.turn_rewards_at(j.experience_id, %(label_cut)s)::text END) AS line,
        CASE WHEN p.pair_id IS NULL THEN 'does not exist'
             WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN
                 format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
@@ -56,7 +59,9 @@ SELECT i.item_id,
            concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
                      CASE WHEN x.experience_id IS NOT NULL THEN 'purged' END,
                      CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN
-                         coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END), ' ' ORDER BY e.experience_id)) AS line,
+                         coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END,
+                     CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN rft.turn_rewards_at(e.experience_id, %(label_cut)s)::text END),
+                     ' ' ORDER BY e.experience_id)) AS line,
        CASE WHEN count(g.group_id) = 0 THEN 'does not exist'
             WHEN count(e.experience_id) = 0 THEN 'has no experiences'
             WHEN count(x.experience_id) > 0 THEN format('contains experience %%s, which was purged', min(x.experience_id))
@@ -155,6 +160,7 @@ SELECT CASE
         SELECT FROM rft.draw d
         WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
           AND (d.reward_used IS DISTINCT FROM rft.reward_at(d.experience_id, r.label_cut)
+               OR d.turn_rewards_used IS DISTINCT FROM rft.turn_rewards_at(d.experience_id, r.label_cut)
                OR EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = d.experience_id)))
         THEN 'changed'
     ELSE 'same' END AS outcome

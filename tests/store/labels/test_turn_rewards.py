@@ -7,10 +7,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from rftcore.algorithms import build_algorithm
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, labels
 from rftdata.errors import QueryError, RftError
+from rftdata.reports import lineage
 from tests.store.writing.test_turns import TASK, single, walk
-from tests.support.store_roles import Roles, publish_versions
+from tests.support.store_roles import Roles, publish_versions, selecting
 
 
 @pytest.fixture
@@ -26,6 +29,21 @@ def walks(buffer: Buffer) -> Buffer:
 def turns(buffer: Buffer) -> list[tuple[int, int, float, float]]:
     found = buffer.sql("SELECT experience_id, turn, reward_sampled, reward FROM rft.turn_reward ORDER BY 1, 2")
     return [tuple(row.values()) for row in found.to_pylist()]
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    """The same rows in a run that decides on them, as one group that an explorer has written."""
+    roles = Roles(buffer, num_tasks=1, batch_groups=1)
+    with roles.attempt():
+        roles.plan()
+        (claimed,) = roles.claim()
+        rollouts = [walk(0.0), single(1, 0.0)]
+        for sequence in (s for rollout in rollouts for s in rollout.sequences):
+            sequence.policy_spans = [(start, roles.version) for start, _ in sequence.policy_spans]
+        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token))
+        roles.decide()
+    return roles
 
 
 def status(buffer: Buffer) -> str:
@@ -99,16 +117,62 @@ def test_an_unknown_turn_is_refused_and_nothing_is_written(walks: Buffer, key: t
     assert labels.batches(walks) == []
 
 
-def test_a_rollout_of_several_rows_is_labelled_as_one_trial(buffer: Buffer) -> None:
-    roles = Roles(buffer, num_tasks=1, batch_groups=1)
-    with roles.attempt():
-        roles.plan()
-        (claimed,) = roles.claim()
-        other = single(1, 0.0)
-        branched = walk(0.0)
-        for sequence in (*branched.sequences, *other.sequences):
-            sequence.policy_spans = [(start, roles.version) for start, _ in sequence.policy_spans]
-        roles.insert(Group([branched, other], claimed.group_id, claimed.claim_token))
+def test_a_step_trains_on_the_rewards_that_stand_and_records_them(roles: Roles) -> None:
+    buffer = roles.buffer
+    labels.set_turn_rewards(buffer, {(1, 3): 0.25}, author="ada")
+    with roles.attempt() as attempt:
+        assert attempt.draw(1, 1, timeout_s=0) is None  # the pipeline decides again first
+        roles.decide()
+        drawn = attempt.draw(1, 1, ARRAYS, timeout_s=5)
+        assert drawn is not None and attempt.is_current(drawn)
+        read = train_batch(drawn, build_algorithm("gigpo")).step_rewards_BA
+        assert read is not None and read.tolist() == [[0, 0.5, 0.25], [0, 0, 0], [0.25, 0, 0]]
+        # After the draw: the batch stays what it is, in this process and any other, and lineage says so.
+        labels.set_turn_rewards(buffer, {(1, 0): 0.125, (2, 2): 0.125}, author="ada")
+        assert not attempt.is_current(drawn)
+        again = attempt.draw(1, 1, ARRAYS, timeout_s=5)
+        assert again is not None
+        assert [found.tolist() for found in again.arrays("step_reward") if found is not None] == [
+            [0, 0.5, 0.25],
+            [0],
+            [0.25],
+        ]
+    assert again.rows["turn_rewards"].to_pylist() == [[0, 0.5, 0.25], None, None]
+    uses = [lineage.uses(buffer.database, i)[0] for i in (1, 2, 3)]
+    assert [use.corrected_since for use in uses] == [True, True, False]
+    assert [(use.turn_rewards_used, use.turn_rewards_now) for use in uses] == [
+        ([0, 0.5, 0.25], [0.125, 0.5, 0.25]),
+        (None, [0.125]),
+        (None, [0.25]),
+    ]
+
+
+def test_a_pinned_selection_trains_on_the_rewards_of_its_cut(walks: Buffer) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    pinned = selecting(walks, "select experience_id from rft.experience where num_turns > 1", "pinned")
+    labels.set_turn_rewards(walks, {(1, 0): 0.125, (1, 3): 0.75}, author="bob")
+    labels.set_turn_rewards(walks, {(1, 3): 0.875}, author="bob")
+    later = selecting(walks, "select experience_id from rft.experience where num_turns > 1", "later")
+    assert pinned.source_hash != later.source_hash
+    for run, expected in ((pinned, [0, 0.5, 0.25]), (later, [0.125, 0.5, 0.875]), (pinned, [0, 0.5, 0.25])):
+        with walks.attempt(run) as attempt:  # checks the hash again
+            drawn = attempt.draw(1, 1, ("step_reward",), timeout_s=5)
+            assert drawn is not None and attempt.is_current(drawn)
+            (found,) = drawn.arrays("step_reward")
+            assert found is not None and found.dtype == "float32" and found.tolist() == expected
+            attempt.release(drawn)
+
+
+def test_a_fork_copies_corrected_rewards_of_turns(roles: Roles) -> None:
+    buffer = roles.buffer
+    labels.set_turn_rewards(buffer, {(1, 3): 0.25}, author="ada")
+    buffer.fork("roles", name="other", step=0, keep_rollouts=True)
+    sealed = buffer.sql("SELECT max(experience_id) AS last FROM rft.experience")["last"][0].as_py()
+    assert [(key - sealed + 3, *rest) for key, *rest in turns(buffer)[5:]] == turns(buffer)[:5]
+
+
+def test_a_rollout_of_several_rows_is_labelled_as_one_trial(roles: Roles) -> None:
+    buffer = roles.buffer
     assert buffer.sql("SELECT rft.label_rollout(1, 1.0) AS n")["n"].to_pylist() == [2]
     assert buffer.sql("SELECT alpha, beta FROM rft.task_stat").to_pylist() == [{"alpha": 2, "beta": 2}]
     assert len(labels.batches(buffer)) == 1
