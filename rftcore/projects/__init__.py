@@ -21,6 +21,7 @@ KINDS = {
     "sft": "imitate chats",
     "dpo": "preference pairs from the rewards of a run, and DPO on them",
     "workflow": "a tool that the model may call, in a loop",
+    "environment": "an environment of your own, in which the model acts",
     "stages": "imitate first, then reinforce, in one file",
 }
 _LARGEST = 20
