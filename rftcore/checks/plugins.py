@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rftcore.checks.group_rewards import check_group_rewards
 from rftcore.engines import ENGINES
 from rftcore.findings import Findings
 from rftcore.monitor import MONITORS
@@ -26,6 +27,7 @@ def check_plugins(resolved: ResolvedRun, findings: Findings) -> None:
     findings.passes(resolved.engine, worker_index=0)
     findings.passes(lambda: resolved.experience_chain)
     findings.passes(lambda: resolved.algorithm)
+    findings.passes(check_group_rewards, resolved)
 
 
 def check_task_plugins(resolved: ResolvedRun, findings: Findings) -> None:

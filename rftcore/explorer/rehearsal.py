@@ -99,12 +99,12 @@ class Trial:
     failures: list[tuple[str, str]]
 
     async def rollout(self, task: Task, index: int = 0) -> Rollout:
-        """Run one rollout and return its outcome.
+        """Run one rollout, as a group of its own, and return its outcome.
 
         Raises:
             ConfigError, PluginError: an error that would end a run.
         """
-        return await self.loop.run(self.runner.rollout(task, index, self.decoding))
+        return await self.loop.run(self.runner.alone(task, index, self.decoding))
 
 
 @contextmanager

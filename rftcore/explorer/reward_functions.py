@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.config.reward import RewardConfig
-from rftcore.explorer.reward_value import CheckedValue, checked_value
+from rftcore.explorer.reward_value import CheckedValue, checked_value, checked_values
 from rftcore.rewards import LoadedReward, load_rewards
+from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.workflows.task import Task, Turn
 
 
-def load_checked(rewards: list[RewardConfig], base_dir: Path) -> dict[str, Callable[[Turn, Task], CheckedValue]]:
+def load_checked(rewards: list[RewardConfig], base_dir: Path) -> dict[str, Callable[[Any, Task], Any]]:
     """Return rewards that check their own values.
 
     Raises:
@@ -24,9 +25,15 @@ def load_checked(rewards: list[RewardConfig], base_dir: Path) -> dict[str, Calla
     return {key: partial(_checked, key, reward) for key, reward in load_rewards(rewards, base_dir).items()}
 
 
-def _checked(key: str, reward: LoadedReward, turn: Turn, task: Task) -> CheckedValue:
-    value = reward(turn, task)
-    return checked_value(key, asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value, task)
+def _checked(
+    key: str, reward: LoadedReward, scored: Turn | list[AnsweredRollout], task: Task
+) -> CheckedValue | list[CheckedValue]:
+    value = reward(scored, task)
+    if inspect.isawaitable(value):
+        value = asyncio.run(_awaited(value))
+    return (
+        checked_value(key, value, task) if isinstance(scored, Turn) else checked_values(key, value, task, len(scored))
+    )
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from rftcore.workflows.task import Task, TokenRewards
@@ -24,6 +24,36 @@ def checked_value(name: str, value: object, task: Task) -> CheckedValue:
     if isinstance(value, Mapping):
         return {str(key): _part(f"{name}, part {key!r},", part, task) for key, part in value.items()}
     return _part(name, value, task)
+
+
+def checked_values(name: str, values: object, task: Task, num_rollouts: int) -> list[CheckedValue]:
+    """Return the result of a reward over a whole group as plain numbers, one value for each rollout.
+
+    Raises:
+        RftError: it is no list of one value for each rollout, or a value is neither a finite number nor a mapping of names to these.
+    """
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    if not listed and not (hasattr(values, "__array__") and getattr(values, "ndim", 0) == 1):
+        raise _refused(name, _what(values), task, "return one number for each rollout, in the order of the rollouts")
+    found = list(values)  # type: ignore[call-overload]  # a list or an array
+    if len(found) != num_rollouts:
+        what = f"{len(found)} values for {num_rollouts} rollouts"
+        raise _refused(
+            name, what, task, "return one number for each of the rollouts that it was given; failed ones are left out"
+        )
+    for place, value in enumerate(found):
+        parts = value.values() if isinstance(value, Mapping) else [value]
+        if any(isinstance(part, TokenRewards) for part in parts):
+            raise _refused(name, f"TokenRewards for rollout {place}", task, "return them from a reward of single turns")
+    return [checked_value(f"{name}, rollout {place},", value, task) for place, value in enumerate(found)]
+
+
+def _refused(name: str, what: str, task: Task, todo: str) -> RftError:
+    return RftError(
+        f"the reward {name} returned {what} for the group of the task {task.task_key!r} of {task.taskset!r}",
+        allowed="a list with a finite number, or a mapping of names to these, for each rollout",
+        todo=todo,
+    )
 
 
 def _part(name: str, value: object, task: Task) -> CheckedPart:
@@ -50,7 +80,7 @@ def _is_number(value: object) -> TypeGuard[numbers.Real]:
 def _what(value: object) -> str:
     if value is None:
         return "nothing"
-    if _is_number(value):
+    if _is_number(value) and not math.isfinite(value):
         return f"{value}, which is not finite,"
     try:
         text = reprlib.repr(value)

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,15 +22,17 @@ from typing import Any, TypeGuard
 from rftcore.engines.base import Decoding, Engine
 from rftcore.environments import EnvironmentHosts, EnvironmentLimits, environments_of_rollout
 from rftcore.explorer.drafts import Drafts
+from rftcore.explorer.group_rewards import add_group_rewards
 from rftcore.explorer.plain_workflow import run_plain
-from rftcore.explorer.workflow_loop import BlockedError
-from rftcore.failures import FunctionFailedError, InfrastructureError, describe, user_stack, waited_at
+from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
+from rftcore.explorer.scorer import Scorer as RewardScorer
+from rftcore.failures import InfrastructureError, describe, user_stack
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
-from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow
-from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
+from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Turn, Workflow
+from rftdata.errors import RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
@@ -40,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (1.0, 5.0)
 """Mean pauses before a rollout whose infrastructure failed is tried for the second and the third time."""
-# sys.exit() in a user's code ends the rollout instead of the explorer.
-_OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
-_ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
 
 class _TryAgainError(Exception):
@@ -92,19 +91,40 @@ class RolloutRunner:
         """
         task = Task.from_row(vars(claimed), self.seed, claimed.explore_step)
         size, prompts = claimed.group_size, Prompts()
+        turns: dict[int, list[Turn]] | None = {} if self._scores_groups else None
         group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
         if screening and screening.rollouts < size:
-            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding, claimed, prompts)
+            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding, claimed, prompts, turns)
             refusal = screening.refusal(*successes_and_trials(group))
             if refusal is not None:
                 first = len(group.rollouts)
                 group.rollouts += [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
-                return group
+                return await self._with_group_rewards(group, task, turns)
         rest, group.baseline = await asyncio.gather(
-            self._rollouts(task, range(len(group.rollouts), size), decoding, claimed, prompts),
+            self._rollouts(task, range(len(group.rollouts), size), decoding, claimed, prompts, turns),
             self._baseline(task, size, decoding, claimed, prompts),
         )
         group.rollouts += rest
+        return await self._with_group_rewards(group, task, turns)
+
+    async def alone(self, task: Task, index: int, decoding: Decoding) -> Rollout:
+        """Run one rollout as a group of its own, with the rewards over it.
+
+        Raises:
+            ConfigError, ModelError, EngineStoppedError: the run cannot continue.
+        """
+        turns: dict[int, list[Turn]] | None = {} if self._scores_groups else None
+        group = Group([await self.rollout(task, index, decoding, turns=turns)], 0, 0, source=self.source)
+        return (await self._with_group_rewards(group, task, turns)).rollouts[0]
+
+    @property
+    def _scores_groups(self) -> bool:
+        return isinstance(self.scorer, RewardScorer) and self.scorer.scores_groups
+
+    async def _with_group_rewards(self, group: Group, task: Task, turns: Mapping[int, list[Turn]] | None) -> Group:
+        """Add the rewards over the whole group, if there are any."""
+        if isinstance(self.scorer, RewardScorer) and turns is not None:
+            await add_group_rewards(self.scorer, group, task, turns, self.on_failure)
         return group
 
     async def _baseline(
@@ -115,9 +135,16 @@ class RolloutRunner:
         return Baseline.of(await self.rollout(task, index, decoding.greedy(), claimed, prompts))
 
     async def _rollouts(
-        self, task: Task, indices: range, decoding: Decoding, claimed: ClaimedGroup, prompts: Prompts
+        self,
+        task: Task,
+        indices: range,
+        decoding: Decoding,
+        claimed: ClaimedGroup,
+        prompts: Prompts,
+        turns: dict[int, list[Turn]] | None,
     ) -> list[Rollout]:
-        return list(await asyncio.gather(*(self.rollout(task, index, decoding, claimed, prompts) for index in indices)))
+        each = (self.rollout(task, index, decoding, claimed, prompts, turns) for index in indices)
+        return list(await asyncio.gather(*each))
 
     async def rollout(
         self,
@@ -126,12 +153,15 @@ class RolloutRunner:
         decoding: Decoding,
         claimed: ClaimedGroup | None = None,
         prompts: Prompts | None = None,
+        turns: dict[int, list[Turn]] | None = None,
     ) -> Rollout:
-        """Run one rollout and return its outcome. After a failure of the infrastructure it is begun again, two times at most.
+        """Run one rollout and return its outcome, without rewards over whole groups. After a failure of the infrastructure it is begun again,
+        two times at most.
 
         Args:
             claimed: its group; None for an answer of an evaluation.
             prompts: renders the chats of its group.
+            turns: receives the answers of the rollout, by its index.
 
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
@@ -142,6 +172,8 @@ class RolloutRunner:
                 async with self.slots:
                     model = Model(sampler, decoding, prompts, self.limits)
                     rollout = await self._try(replace(task, rollout_index=index), index, model, last=len(errors) == 2)
+                if turns is not None:
+                    turns[index] = model.turns
                 return replace(rollout, try_errors=errors or None)
             except _TryAgainError as again:
                 logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
@@ -176,12 +208,12 @@ class RolloutRunner:
                 raise
             outcome, error = "failed", describe(raised)  # the workflow itself cancelled something
             self.on_failure(error, user_stack(raised))
-        except _OF_A_USER as raised:  # the boundary: errors of a user's code are data
-            if _holds(raised, *_ERRORS_OF_THE_RUN):
+        except OF_A_USER as raised:  # the boundary: errors of a user's code are data
+            if holds(raised, *OF_THE_RUN):
                 raise
-            if not last and _holds(raised, InfrastructureError):
+            if not last and holds(raised, InfrastructureError):
                 raise _TryAgainError(describe(raised)) from raised
-            outcome, error = self._outcome(raised, limit if clock.expired else None)
+            outcome, error = outcome_of(raised, limit if clock.expired else None)
             self.on_failure(error, user_stack(raised))
         failed = Rollout(index, outcome, error=error)
         try:
@@ -197,8 +229,8 @@ class RolloutRunner:
         """
         try:
             return await self._run_workflow(task, model)
-        except _OF_A_USER as raised:
-            if not model.turns or not _holds(raised, LimitReachedError):
+        except OF_A_USER as raised:
+            if not model.turns or not holds(raised, LimitReachedError):
                 raise
             steps = [
                 float(t.sequence.arrays["step_reward"][0]) for t in model.turns if "step_reward" in t.sequence.arrays
@@ -214,21 +246,6 @@ class RolloutRunner:
             if not _is_async(self.workflow):
                 return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
             return await self.workflow(task, model, self.scorer, **self.workflow_args)
-
-    def _outcome(self, raised: BaseException, limit: str | None) -> tuple[str, str]:
-        """Return the outcome of a rollout that failed, and its error.
-
-        Args:
-            limit: the limit on its time, if that ended it.
-        """
-        if _holds(raised, BlockedError):
-            return "timeout", f"blocked the event loop of the workflows for too long{waited_at(raised)}"
-        if limit is not None:
-            return "timeout", f"{limit}{waited_at(raised)}"
-        if isinstance(raised, FunctionFailedError) and raised.timed_out:
-            return "timeout", raised.text
-        text = describe(raised)
-        return "failed", f"{text}; an await is missing" if "'coroutine' object" in text else text
 
 
 def _recorded(rollout: Rollout, model: Model, score: Score | None, started: float) -> Rollout:
@@ -287,8 +304,3 @@ def _is_finite(reward: object) -> bool:
 def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:
     call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is also an async function
     return inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(call)
-
-
-def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return whether an error, or one of a group of errors from concurrent requests, is of one of these kinds."""
-    return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rftcore.config.reward import Combination, RewardConfig
 from rftcore.explorer.reward_functions import load_checked
-from rftcore.explorer.reward_value import CheckedPart, CheckedValue, checked_value
+from rftcore.explorer.reward_value import CheckedPart, CheckedValue, checked_value, checked_values
+from rftcore.failures import FunctionFailedError, waited_at
 from rftcore.rewards import LoadedReward
+from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.rewards.combination import RewardTotal
 from rftcore.rollout_clock import clock_suspended
 from rftcore.user_functions.function_process import Functions, Question, TimeLimit
@@ -19,6 +24,27 @@ from rftcore.workflows.task import Score, Task, TokenRewards, Turn
 from rftdata.errors import RftError
 
 DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass
+class GroupScore:
+    """What rewards over whole groups add to a rollout.
+
+    Attributes:
+        parts: their values by name, without weights.
+        values: the value of each reward, in their order.
+    """
+
+    combination: Combination
+    parts: dict[str, float] = field(default_factory=dict)
+    values: list[tuple[RewardConfig, float]] = field(default_factory=list)
+
+    def added_to(self, reward: float) -> float:
+        """Return a reward with these."""
+        total = RewardTotal(self.combination, reward)
+        for config, value in self.values:
+            total.add(config, value)
+        return total.value
 
 
 class Scorer:
@@ -51,26 +77,32 @@ class Scorer:
         max_processes: int = 8,
     ) -> None:
         self._limit = TimeLimit(timeout_s, limit or f"explorer.reward_timeout_s = {timeout_s:g} s")
-        self._rewards = rewards
+        self._of_turns = [reward for reward in rewards.values() if not reward.of_group]
+        self._of_groups = [reward for reward in rewards.values() if reward.of_group]
         self._combination: Combination = combination
         outside = [reward.config for reward in rewards.values() if not _runs_here(reward.function)]
         functions = Functions("reward", load_checked, outside, base_dir)
         self._processes = FunctionProcesses(functions, max_processes) if outside else None
 
+    @property
+    def scores_groups(self) -> bool:
+        """Whether there are rewards over whole groups."""
+        return bool(self._of_groups)
+
     async def __call__(self, turn: Turn, task: Task) -> Score:
-        """Return the total and its parts.
+        """Return the total and its parts, without rewards over whole groups.
 
         Raises:
             RftError: a reward returned something other than finite numbers, another number of `TokenRewards` than the response has tokens, or
                 a negative value for a product.
             FunctionFailedError: a plain function failed. An async function's error is raised unchanged.
         """
-        if not self._rewards:
+        if not self._of_turns and not self._of_groups:
             return Score(0.0, {})
         parts: dict[str, float] = {}
         total, token_rewards = RewardTotal(self._combination), list[TokenRewards]()
-        for reward in self._rewards.values():
-            value = await self._value(reward, turn, task)
+        for reward in self._of_turns:
+            value: CheckedValue = await self._value(reward, turn, task)
             numbers = []
             for name, part in _named_parts(reward.config, value, parts.keys()):
                 if isinstance(part, TokenRewards):
@@ -87,15 +119,54 @@ class Scorer:
             _record(turn, token_rewards, task)
         return Score(total.value, parts)
 
-    async def _value(self, reward: LoadedReward, turn: Turn, task: Task) -> CheckedValue:
+    async def score_group(self, rollouts: list[AnsweredRollout], task: Task) -> list[GroupScore]:
+        """Return what the rewards over whole groups add to each rollout.
+
+        Raises:
+            RftError: a reward returned something other than one finite number, or mapping of these, for each rollout, or a negative value for
+                a product.
+            FunctionFailedError: a function failed or took too long. An async function's error is raised unchanged.
+        """
+        scores = [GroupScore(self._combination) for _ in rollouts]
+        for reward in self._of_groups:
+            values: list[CheckedValue] = await self._value(reward, rollouts, task)
+            for rollout, score, value in zip(rollouts, scores, values, strict=True):
+                taken = rollout.parts.keys() | score.parts.keys()
+                named = {
+                    name: part for name, part in _named_parts(reward.config, value, taken) if isinstance(part, float)
+                }
+                score.parts.update(named)
+                score.values.append((reward.config, math.fsum(named.values())))
+                _add(RewardTotal(self._combination), *score.values[-1], task)
+        return scores
+
+    async def _value(self, reward: LoadedReward, scored: Turn | list[AnsweredRollout], task: Task) -> Any:
         key = reward.config.key
         if self._processes is not None and not _runs_here(reward.function):
             what = f"the reward {key!r} on task {task.task_key!r}"
             with clock_suspended():  # the call has its own limit, and may wait for others
-                found: CheckedValue = await self._processes.call(Question.of(key, what, self._limit, turn, task))
-            return found
-        value = reward(turn, task)
-        return checked_value(key, await value if inspect.isawaitable(value) else value, task)
+                return await self._processes.call(Question.of(key, what, self._limit, scored, task))
+        value = reward(scored, task)
+        if isinstance(scored, Turn):
+            return checked_value(key, await value if inspect.isawaitable(value) else value, task)
+        if inspect.isawaitable(value):
+            value = await self._in_time(value, key, task)
+        return checked_values(key, value, task, len(scored))
+
+    async def _in_time(self, value: Awaitable[Any], key: str, task: Task) -> Any:
+        """Await a reward over a whole group, which the time limit of no rollout includes.
+
+        Raises:
+            FunctionFailedError: it took too long.
+        """
+        try:
+            async with asyncio.timeout(self._limit.seconds) as limit:
+                return await value
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            text = f"the reward {key!r} on the group of task {task.task_key!r} took longer than {self._limit.setting}"
+            raise FunctionFailedError(f"{text}{waited_at(error)}", text, timed_out=True) from error
 
     def close(self) -> None:
         """End the processes."""

@@ -9,6 +9,9 @@ function that returns immediately may set `function.runs_in_explorer = True` to 
 
 `reward_model:FOLDER` is the score of a model that a run with `algorithm: reward_model` trained.
 
+A function with `function.of_group = True` is a reward over a whole group: `def reward(rollouts: list[AnsweredRollout], task: Task) -> list[float | dict]`
+is called once when all rollouts of a group were scored alone, and returns a value for each.
+
 A reward that compares with `task.answer` sets `reward.needs_answer = True`. `rft check --deep` and loading then name the tasks without
 an answer, and refuse a set in which no task has one.
 """
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.config.reward import RewardConfig
+from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.rewards.arguments import checked_arguments
 from rftcore.rewards.reward_model import PREFIX, RewardModel
 from rftcore.workflows.task import Task, TokenRewards, Turn
@@ -29,7 +33,8 @@ from rftdata.plugins import Registry
 
 RewardPart = float | TokenRewards
 RewardValue = RewardPart | Mapping[str, RewardPart]
-Reward = Callable[..., RewardValue | Awaitable[RewardValue]]
+GroupValue = Sequence[float | Mapping[str, float]]
+Reward = Callable[..., RewardValue | GroupValue | Awaitable[RewardValue | GroupValue]]
 
 REWARDS = Registry[Any](
     "reward",
@@ -42,6 +47,7 @@ REWARDS = Registry[Any](
         "overlong": "rftcore.rewards.overlong:Overlong",
         "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
         "repetition": "rftcore.rewards.repetition:repetition",
+        "shortest_correct": "rftcore.rewards.shortest_correct:shortest_correct",
     },
 )
 
@@ -59,8 +65,14 @@ class LoadedReward:
     function: Reward
     arguments: Mapping[str, Any]
 
-    def __call__(self, turn: Turn, task: Task) -> RewardValue | Awaitable[RewardValue]:
-        return self.function(turn, task, **self.arguments)
+    @property
+    def of_group(self) -> bool:
+        """Whether it scores whole groups."""
+        return bool(getattr(self.function, "of_group", False))
+
+    def __call__(self, scored: Turn | list[AnsweredRollout], task: Task) -> Any:
+        """Call the function for a turn, or for the rollouts of a group."""
+        return self.function(scored, task, **self.arguments)
 
 
 def load_rewards(entries: Sequence[RewardConfig | str], base_dir: Path) -> dict[str, LoadedReward]:

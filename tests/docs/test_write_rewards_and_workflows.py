@@ -17,6 +17,7 @@ from rftcore.explorer.rehearsal import StandIn
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
+from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftcore.workflows.task import Task, Turn
@@ -122,11 +123,25 @@ def test_a_reward_of_tokens(files: Path) -> None:
     assert turn.sequence.arrays["token_rewards"].tolist() == pytest.approx([0] * 9 + [-0.1] * 2)
 
 
+def test_a_reward_over_a_group(files: Path) -> None:
+    scorer = Scorer(load_rewards(["./rare.py:rare"], files), files)
+    turns = [Turn([], text, "stop", Sequence("?", text, [1, 2], 1, "stop")) for text in ("a", "b", "a")]
+    try:
+        scores = asyncio.run(
+            scorer.score_group([AnsweredRollout(i, [turn], 0.0) for i, turn in enumerate(turns)], TASK)
+        )
+    finally:
+        scorer.close()
+    assert [score.parts for score in scores] == [{"rare": 0.5}, {"rare": 1.0}, {"rare": 0.5}]
+
+
 def test_the_tables_name_every_field() -> None:
     text = (PAGES / "write-a-reward.md").read_text()
     for kind in (Turn, Task):
         for name in kind.__dataclass_fields__:
             assert f"| `{name}` |" in text, (kind.__name__, name)
+    for name in AnsweredRollout.__dataclass_fields__:
+        assert f"`{name}`" in text, name
 
 
 def test_the_table_of_inputs_names_every_one() -> None:
