@@ -31,6 +31,10 @@ BENCHMARKS = {
         "Rollouts to a held-out score with each task selector, beside uniform choice.",
     ),
     "selection_cost": ("selection.cost", "Cost of a choice of tasks by selector and number of tasks."),
+    "slow_environments": (
+        "runs.slow_environments",
+        "Rollouts a second with slow environments: adaptive, beside a fixed number at a time.",
+    ),
     "soak": ("buffer.soak", "Speed, size and correctness of a buffer that is written and read without a pause."),
     "startup": ("runs.startup", "Time from `rft run` to the first answer, beside vLLM alone."),
     "trainer": ("trainer.speed", "One optimisation step of the trainer, beside TRL on the same tensors."),

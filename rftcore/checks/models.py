@@ -16,6 +16,8 @@ from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
 from rftcore.vocabulary import refuse_damaged_tokenizer, refuse_other_tokenizer
+from rftcore.workflows.chat_encoding import chat_encoder
+from rftcore.workflows.prompts import refuse_opaque
 from rftdata.errors import ConfigError, ModelError
 from rftdata.uri import redacted
 
@@ -36,6 +38,8 @@ def check_models(resolved: ResolvedRun, findings: Findings) -> None:
         whole = [findings.passes(refuse_damaged_tokenizer, folder, key) for folder, key in keys.items()]
         if all(whole):
             findings.passes(check_models_fit, resolved)
+            if resolved.config.explorer.thoughts == "all":
+                findings.passes(check_thoughts, resolved)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,16 @@ def open_model(resolved: ResolvedRun) -> OpenedModel:
         raise ModelError(f"the model in {folder} cannot be opened: {reason}", todo="correct model.path") from error
     sentence = f"model {resolved.config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
     return OpenedModel(model, tokenizer, sentence)
+
+
+def check_thoughts(resolved: ResolvedRun) -> None:
+    """Refuse a chat template with which no chat can continue with all that was sampled.
+
+    Raises:
+        ModelError: the tokenizer cannot be opened.
+        ConfigError: see `refuse_opaque`.
+    """
+    refuse_opaque(chat_encoder(open_model(resolved).tokenizer))
 
 
 def check_models_fit(resolved: ResolvedRun) -> None:

@@ -17,6 +17,7 @@ from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.pipeline.rehearsal_trial import RehearsedBatch, refuse_to_generate, try_rehearsed_chain
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.chat_encoding import chat_encoder
+from rftcore.workflows.prompts import Prompts, Thoughts
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, RftError, RolloutsFailedError
@@ -58,23 +59,26 @@ def describe_rollouts(
     rollouts = {task.task_key: (task, row.get("features") or {}, one.rollout) for task, row, one in tries}
     sample.rehearsed += rollouts.values()
     yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.rollout.reward:g}"
-    yield from (f"taskset {name}: {sentence}" for sentence in _turns(tried.rollout, tokenizer))
+    yield from (
+        f"taskset {name}: {sentence}"
+        for sentence in _turns(tried.rollout, tokenizer, resolved.config.explorer.thoughts)
+    )
     if longest_tried.num_prompt_tokens is not None:
         sentence = check_context(resolved, longest, longest_tried.num_prompt_tokens)
         yield from [f"taskset {name}: {sentence}"] if sentence else []
 
 
-def _turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+def _turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, thoughts: Thoughts) -> Iterator[str]:
     """Yield what a rollout of several turns is stored as, and where the model's chat template may divide it."""
     if rollout.num_turns < 2:
         return
     forks = Counter(sequence.fork for sequence in rollout.sequences if sequence.fork is not None)
     causes = f" (forks: {', '.join(f'{num} {cause}' for cause, num in forks.items())})" if forks else ""
     yield f"its {rollout.num_turns} turns are stored as {len(rollout.sequences)} experiences{causes}"
-    if roles := chat_encoder(tokenizer).rewriting_roles():
+    if roles := Prompts(thoughts).rewriting_roles(chat_encoder(tokenizer)):
         yield (
             f"the model's chat template changes earlier answers that have thoughts when a message of the role {' or '.join(roles)} follows, so that "
-            "such a turn begins an experience of its own (fork template)"
+            "such a turn begins an experience of its own (fork template); explorer.thoughts keeps them"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -50,6 +50,11 @@ class ExplorerConfig(Section):
         description="Longest response, in tokens; by default 2048 on a GPU, 256 on a CPU, less than the context.",
     )
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    thoughts: Literal["template", "tool_cycle", "all"] = Field(
+        "template",
+        description="Which thoughts of earlier answers (up to </think>) stay in a chat: those that the model's chat template writes; also those since the"
+        " last message of a user, while only tools answer (tool_cycle); or all. Where thoughts are taken out, the turn begins an experience of its own.",
+    )
     greedy_baseline: bool | None = Field(
         None,
         description="Sample one more rollout per group greedily, not to be trained on: its reward is the group's baseline. By default if"
@@ -62,6 +67,13 @@ class ExplorerConfig(Section):
         16,
         ge=1,
         description="Number of groups that one explorer claims at a time; by default those that fill its engine, or its share of a batch.",
+    )
+    max_rollouts: int | None = Field(
+        None,
+        ge=1,
+        description="Largest number of rollouts that one explorer runs at a time; by default 8 for each of the engine's max_num_seqs. The number follows the"
+        " engine's load: a rollout begins when fewer requests are open than twice max_num_seqs, so that environments, tools and rewards that take long leave"
+        " no engine idle.",
     )
     rollout_timeout_s: float = Field(
         600.0,

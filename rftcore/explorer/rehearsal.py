@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.environments import EnvironmentLimits
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of
@@ -139,8 +140,9 @@ def open_trial(
         scorer=scorer,
         timeout_s=min(longest_s, explorer.rollout_timeout_s),
         limits=limits_of(explorer),
+        thoughts=explorer.thoughts,
         source="explorer",
-        slots=asyncio.Semaphore(num_slots),
+        slots=RolloutSlots(num_slots, num_slots),
         on_failure=lambda *failure: failures.append(failure),
         environments=environments,
         environment_limits=EnvironmentLimits(min(longest_s, explorer.step_timeout_s), explorer.reset_timeout_s),

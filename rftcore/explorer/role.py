@@ -23,7 +23,7 @@ from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.evaluator import Evaluator
 from rftcore.explorer.group_store import store_groups
-from rftcore.explorer.outage import Outage
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.shared_device import EngineDevice, await_device
@@ -36,7 +36,7 @@ from rftcore.explorer.taskset_runners import (
 )
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
+from rftcore.run.defaults import MAX_ROLLOUTS_PER_SEQUENCE, ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
@@ -46,7 +46,6 @@ from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.user_code.blocked_process import end_blocked_process, report_path
-from rftdata.workers.finished_work import num_succeeded
 from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.spans import Activity
 from rftdata.workers.worker import Worker
@@ -120,7 +119,7 @@ class Explorer:
         )
         self.device = EngineDevice(worker, engine, self.weights, device, self._stop_time)
         source = "import" if self.config.engine == "none" else "explorer"
-        self.failures = _failures(joined)
+        self.failures = RunFailures.of(joined.run, config)
         self.outage = self.failures.outage
         self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
         self.max_staleness = config.sampling.max_staleness
@@ -149,6 +148,7 @@ class Explorer:
             timeout_s=self.config.rollout_timeout_s,
             close_s=self.config.close_timeout_s,
             limits=limits_of(self.config),
+            thoughts=self.config.thoughts,
             seed=self.resolved.config.run.seed,
             source=source,
             slots=self._slots(),
@@ -159,8 +159,11 @@ class Explorer:
             environment_limits=environment_limits_of(self.config),
         )
 
-    def _slots(self) -> asyncio.Semaphore:
-        return asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * self.resolved.engine(worker_index=0).max_num_seqs)
+    def _slots(self) -> RolloutSlots:
+        num_sequences = self.resolved.engine(worker_index=0).max_num_seqs
+        return RolloutSlots(
+            ROLLOUTS_PER_SEQUENCE * num_sequences, self.config.max_rollouts or MAX_ROLLOUTS_PER_SEQUENCE * num_sequences
+        )
 
     def _evaluator(self) -> Evaluator:
         return Evaluator(
@@ -231,6 +234,7 @@ class Explorer:
             evaluates = [self.evaluator.present] if self.evaluator.present else []
             activity: Activity = "sampling" if samples else "evaluating"
             self.worker.set_state(" and ".join([*samples, *evaluates]) or "evaluates", activity=activity)
+            self._record_rollouts()
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
                 [*tasks, *self.weights.news(), *self.device.news()],
@@ -276,7 +280,7 @@ class Explorer:
 
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""
-        room = self.outage.room(self.config.claim_groups - len(self.in_flight), len(self.in_flight))
+        room = self.outage.room(self._room(), len(self.in_flight))
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0:
             return False
         # Otherwise an explorer that is never idle, because it is behind its trainer, would answer no evaluation of older weights before the
@@ -310,6 +314,12 @@ class Explorer:
             self.drafts.begin(group, begun.get(group.group_id, ()))
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
+
+    def _room(self) -> int:
+        """Return how many more groups keep the engine busy. Rollouts that wait for something else do not count, up to the largest number of all."""
+        slots, size = self.runners.slots, self.resolved.config.algorithm.group_size
+        most = max(self.config.claim_groups, slots.max_rollouts // size)
+        return min(self.config.claim_groups + slots.num_elsewhere // size, most) - len(self.in_flight)
 
     def _record_continued(self, begun: Mapping[int, Sequence[PartialAnswer]]) -> None:
         num_tokens = sum(len(answer.token_ids) for answers in begun.values() for answer in answers)
@@ -362,18 +372,13 @@ class Explorer:
         if may_begin and self.weights.checksum and version in versions_to_evaluate(self.run):
             self._evaluation = asyncio.create_task(self.evaluator.answer_all(version))
 
+    def _record_rollouts(self) -> None:
+        slots = self.runners.slots
+        elsewhere = f", {slots.num_elsewhere} of them not in the engine" if slots.num_elsewhere else ""
+        self.worker.progress["rollouts"] = f"{slots.num_running}{elsewhere}"
+
     def _record_rate(self, tokens_before: int, seconds: float) -> None:
         tokens = self.engine.num_generated_tokens - tokens_before
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
-
-
-def _failures(joined: JoinedRun) -> RunFailures:
-    """Return the watch over failures of a run's rollouts, with that over outages."""
-    config = joined.resolved.config
-    explorer = config.explorer
-    groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
-    outage = Outage(explorer.patience_s, groups_per_step, partial(num_succeeded, joined.run))
-    max_failed_steps = min(explorer.max_failed_steps, config.steps or explorer.max_failed_steps)
-    return RunFailures(joined.run, outage, groups_per_step, max_failed_steps)

@@ -25,12 +25,13 @@ from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.group_rewards import add_group_rewards
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.scorer import Scorer as RewardScorer
 from rftcore.failures import InfrastructureError, describe, user_stack
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
-from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
+from rftcore.workflows.prompts import Prompts, Thoughts
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Turn, Workflow
 from rftdata.errors import RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
@@ -57,8 +58,9 @@ class RolloutRunner:
             waits for the model's next answer then, and else recorded as timed out.
         close_s: further seconds in which the workflow of a rollout that is kept returns its score.
         limits: on turns and tokens.
+        thoughts: of earlier answers, whether they stay in the chat (`explorer.thoughts`).
         seed: of the run, from which the tasks of its groups have theirs.
-        slots: number of concurrent rollouts.
+        slots: admit rollouts to the engine.
         on_failure: receives the description of a failure and the user's stack.
         clocks: those of its rollouts, to be suspended while the engine sleeps.
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
@@ -73,9 +75,10 @@ class RolloutRunner:
     timeout_s: float
     close_s: float = 60.0
     limits: Limits = NO_LIMITS
+    thoughts: Thoughts = "template"
     seed: int = 0
     source: str
-    slots: asyncio.Semaphore
+    slots: RolloutSlots
     on_failure: Callable[[str, str], None] = lambda *_: None
     has_baseline: bool = False
     drafts: Drafts | None = None
@@ -90,7 +93,7 @@ class RolloutRunner:
         A screened-out group is still complete: the rollouts that were not run are recorded as cancelled, with the reason.
         """
         task = Task.from_row(vars(claimed), self.seed, claimed.explore_step)
-        size, prompts = claimed.group_size, Prompts()
+        size, prompts = claimed.group_size, Prompts(self.thoughts)
         turns: dict[int, list[Turn]] | None = {} if self._scores_groups else None
         group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
         if screening and screening.rollouts < size:
@@ -169,8 +172,8 @@ class RolloutRunner:
         sampler, errors = self._sampler(index, claimed), list[str]()
         while True:
             try:
-                async with self.slots:
-                    model = Model(sampler, decoding, prompts, self.limits)
+                async with self.slots.rollout() as slot:
+                    model = Model(slot.sampler(sampler), decoding, prompts or Prompts(self.thoughts), self.limits)
                     rollout = await self._try(replace(task, rollout_index=index), index, model, last=len(errors) == 2)
                 if turns is not None:
                     turns[index] = model.turns

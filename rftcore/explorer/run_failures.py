@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from rftcore.config.run import RunConfig
 from rftcore.explorer.outage import Outage
 from rftdata.errors import RolloutsFailedError
 from rftdata.experience import Group
 from rftdata.planning.claims import has_succeeded, step_outcomes
 from rftdata.run import Run
+from rftdata.workers.finished_work import num_succeeded
 
 _MAX_STACKS = 100
 # After so many tries the failure of a group is stored, so that a task that always fails does not look like an endless outage.
@@ -40,6 +43,15 @@ class RunFailures:
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
     _any_success: bool = field(default=False, init=False)
     _num_tries: Counter[int | None] = field(default_factory=Counter, init=False)  # of groups in an outage, by their ids
+
+    @classmethod
+    def of(cls, run: Run, config: RunConfig) -> RunFailures:
+        """Return the watch over a run's failures, and over outages of this explorer."""
+        explorer = config.explorer
+        groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
+        outage = Outage(explorer.patience_s, groups_per_step, partial(num_succeeded, run))
+        max_failed_steps = min(explorer.max_failed_steps, config.steps or explorer.max_failed_steps)
+        return cls(run, outage, groups_per_step, max_failed_steps)
 
     def record(self, text: str, stack: str) -> None:
         """Keep the user's stack of a failure, by the failure's description."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rftcore.config.explorer import ExplorerConfig
 from rftcore.engines.base import Decoding
 from rftcore.environments import EnvironmentHosts, EnvironmentLimits
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.resolved import ResolvedRun
@@ -52,7 +52,12 @@ class TasksetRunners:
     def __getitem__(self, taskset: str) -> TasksetRunner:
         return self._own.get(taskset, self.default)
 
-    def beside(self, slots: asyncio.Semaphore) -> TasksetRunners:
+    @property
+    def slots(self) -> RolloutSlots:
+        """The slots of all rollouts."""
+        return self.default.runner.slots
+
+    def beside(self, slots: RolloutSlots) -> TasksetRunners:
         """Return the same runners with other slots, whose rollouts do not wait for those of these."""
 
         def other(one: TasksetRunner) -> TasksetRunner:

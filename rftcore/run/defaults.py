@@ -18,7 +18,9 @@ from rftcore.run.placement import asked_gpus
 ASSUMED_TOKENS_PER_S = 10.0
 """Tokens per second of one answer under full load; most engines sample more."""
 ROLLOUTS_PER_SEQUENCE = 2
-"""Rollouts in the engine per sequence that it processes, so that it is never idle between two rollouts."""
+"""Requests in the engine per sequence that it processes, so that it is never idle between two of them."""
+MAX_ROLLOUTS_PER_SEQUENCE = 8
+"""Rollouts at a time per sequence of the engine, those included that wait for environments, tools and rewards."""
 
 
 @dataclass(frozen=True)

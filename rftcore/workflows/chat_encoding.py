@@ -5,29 +5,29 @@ Invariants:
   (`encode_special_tokens` of the tokenizers library), everything else as usual. Answers of the assistant keep the special tokens that mark
   something within an answer, such as a call of a tool. What still becomes a special token (a normalizer may make one of `<|END|>`) is refused.
 - A chat is continued without being rendered again (`continued`) only if the template renders the earlier chat at the beginning of the longer
-  one as it renders it alone.
+  one as it renders it alone, with the thoughts of its last answer. `suffix` asks nothing of the earlier chat.
 
 Without a template the contents are concatenated. They are the whole input, written by the author of the workflow, and may contain special tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from rftcore.workflows.special_tokens import marked_message, marked_value, ordinary_token_ids, pattern_of, texts_of
 from rftdata.errors import RftError
 
 Message = dict[str, Any]
 
 # An answer that every template writes unchanged, and that is in no other message.
 PROBE_ANSWER = "7f3a9c51"
+_BEFORE: Sequence[Message] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE_ANSWER})
 # First characters of two planes for private use: a character stands for each special token in the text of a message while it is rendered.
 _MARKS = (0xF0000, 0x100000)
-_SCALARS = (int, float, bool, type(None))
 _OF_TEXTS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -70,8 +70,8 @@ class ChatEncoder:
         self.special_tokens = sorted({*special, *tokenizer.all_special_tokens} - {""})
         self._special_ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS}
-        self._in_texts = _pattern(self.special_tokens)
-        self._in_answers = _pattern([token for token in self.special_tokens if token in of_texts])
+        self._in_texts = pattern_of(self.special_tokens)
+        self._in_answers = pattern_of([token for token in self.special_tokens if token in of_texts])
         self._ordinary: dict[str, list[int]] = {}
         self._ends: dict[str, tuple[str, str]] = {}
 
@@ -99,12 +99,14 @@ class ChatEncoder:
         num_known: int,
         last_token: int | None,
         given: TemplateInput = MESSAGES_ALONE,
+        text: str = "",
     ) -> Encoded | None:
         """Return what follows a sampled answer up to the next one, or None if the template renders the earlier chat differently.
 
         Args:
             messages: the whole chat; the answer is the last of the first `num_known` messages.
             last_token: of the answer. The template's end of an answer is left out of the tokens if this is its token.
+            text: of the tokens up to the end of the answer. The template must write the thoughts of answers that are in it.
 
         Raises:
             RftError, Exception: as `prompt`.
@@ -121,7 +123,45 @@ class ChatEncoder:
         kept = known.removesuffix(rest)
         if not known.endswith(end + rest) or not whole.startswith(kept):
             return None
-        between = self.encoded(whole[len(kept) :], chat)
+        if _leaves_out_thoughts(messages[:num_known], text, chat.read(kept)):
+            return None
+        return self._after_answer(end, whole[len(kept) :], chat, last_token)
+
+    def suffix(
+        self,
+        messages: list[Message],
+        last_token: int | None,
+        given: TemplateInput = MESSAGES_ALONE,
+        before: Sequence[Message] = _BEFORE,
+    ) -> Encoded | None:
+        """Return what the template writes after an answer if these messages follow, whatever the chat before them; None if it refuses them.
+
+        Args:
+            messages: new ones, after the answer.
+            last_token: see `continued`.
+            before: a chat that ends with `PROBE_ANSWER`.
+
+        Raises:
+            RftError: as `prompt`.
+        """
+        chat = self.marked([*before, *messages], given)
+        try:
+            whole = self.render(chat.messages, chat.given, add_generation_prompt=True)
+            end, _ = self.ends_of_answers(list(before[:-1]), given)
+        except Exception:  # noqa: BLE001 - the template refuses such a chat; the caller renders the whole one
+            return None
+        _, found, after = whole.partition(PROBE_ANSWER)
+        if not found or not after.startswith(end):
+            return None
+        return self._after_answer(end, after.removeprefix(end), chat, last_token)
+
+    def _after_answer(self, end: str, rendered: str, chat: MarkedChat, last_token: int | None) -> Encoded:
+        """Return the end of an answer and what follows it; without the end's tokens if the answer has them.
+
+        Args:
+            rendered: what the template wrote after the end.
+        """
+        between = self.encoded(rendered, chat)
         end_ids = self.encoded(end, None).token_ids
         closing = [] if not end_ids or last_token == end_ids[-1] else end_ids
         return Encoded(end + between.text, closing + between.token_ids)
@@ -142,19 +182,6 @@ class ChatEncoder:
             place, length = min(places, default=(0, 0))
             self._ends[given.key] = after[: place - length], after[place - length :]
         return self._ends[given.key]
-
-    def rewriting_roles(self) -> list[str]:
-        """Return the roles of messages before which the template changes an earlier answer that has thoughts, of user and tool.
-
-        A chat that is continued by such a message is rendered again. Roles that the template refuses are left out.
-        """
-        thoughtful = {"role": "assistant", "content": f"<think>\n{PROBE_ANSWER}\n</think>\n\n{PROBE_ANSWER}"}
-        found = []
-        for role in () if self.is_plain else ("user", "tool"):
-            chat = [{"role": "user", "content": "a"}, thoughtful, {"role": role, "content": "b"}]
-            with contextlib.suppress(Exception):
-                found += [role] if self.continued(chat, 2, None) is None else []
-        return found
 
     def render(
         self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE, *, add_generation_prompt: bool
@@ -186,7 +213,7 @@ class ChatEncoder:
         Raises:
             RftError: the chat leaves no characters for marks, or the text of an object contains a special token.
         """
-        texts = "".join((*_texts(messages), *_texts(given.tools)))
+        texts = "".join((*texts_of(messages), *texts_of(given.tools)))
         for first in _MARKS:
             marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
             if not marks or re.search(f"[{chr(first)}-{chr(first + len(marks) - 1)}]", texts) is None:
@@ -196,10 +223,10 @@ class ChatEncoder:
         in_answers = self._in_answers if with_answers else None
         return MarkedChat(
             [
-                _marked_message(message, in_answers if _is_answer(message) else self._in_texts, marks)
+                marked_message(message, in_answers if _is_answer(message) else self._in_texts, marks)
                 for message in messages
             ],
-            given if self._in_texts is None else replace(given, tools=_marked(given.tools, self._in_texts, marks)),
+            given if self._in_texts is None else replace(given, tools=marked_value(given.tools, self._in_texts, marks)),
             {mark: token for token, mark in marks.items()},
         )
 
@@ -246,33 +273,6 @@ class ChatEncoder:
                 )
             self._ordinary[token] = found
         return self._ordinary[token]
-
-
-class Prompts:
-    """`ChatEncoder.prompt` for rollouts that begin alike, such as those of a group: equal chats are rendered once.
-
-    Rendering takes longer than everything else that an explorer does for a short answer.
-    """
-
-    def __init__(self) -> None:
-        self._rendered: dict[str, Encoded] = {}
-
-    def rendered(self, encoder: ChatEncoder, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> Encoded:
-        """Return what `encoder.prompt` returns.
-
-        Args:
-            encoder: the same in each call.
-        """
-        # Objects of a workflow, which its template may know, have no text that distinguishes them.
-        if not all(map(_is_plain_data, (messages, given.tools, dict(given.arguments)))):
-            return encoder.prompt(messages, given)
-        key = (
-            repr(messages) + given.key
-        )  # unlike JSON, it distinguishes tuples from lists, and True from "true" as a key
-        if key not in self._rendered:
-            self._rendered[key] = encoder.prompt(messages, given)
-        found = self._rendered[key]
-        return Encoded(found.text, list(found.token_ids))
 
 
 @dataclass(frozen=True)
@@ -325,22 +325,6 @@ def content_text(message: Message) -> str:
     return "" if content is None else str(content)
 
 
-def ordinary_token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Encode a text in which the tokenizer recognises no special token; an older tokenizer gets it in two halves."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and hasattr(backend, "encode_special_tokens"):
-        # A copy, because the setting would also hold for other threads.
-        from tokenizers import Tokenizer
-
-        plain = Tokenizer.from_str(backend.to_str())
-        plain.encode_special_tokens = True
-        return list(plain.encode(text, add_special_tokens=False).ids)
-    half = len(text) // 2
-    return [
-        int(token) for part in (text[:half], text[half:]) for token in tokenizer.encode(part, add_special_tokens=False)
-    ]
-
-
 def _copied(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
@@ -355,58 +339,11 @@ def _is_answer(message: Message) -> bool:
     return message.get("role") == "assistant"
 
 
-def _pattern(tokens: list[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the texts of tokens, the longest first, as one may contain another; None without any."""
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
-
-
-def _marked_message(message: Message, pattern: re.Pattern[str] | None, marks: Mapping[str, str]) -> Message:
-    if pattern is None:
-        return message
-    marked: Message = _marked(message, pattern, marks)
-    role = message.get("role")
-    # Templates compare and write roles, so a word is never changed.
-    return {**marked, "role": role} if isinstance(role, str) and role.isidentifier() else marked
-
-
-def _marked(value: Any, pattern: re.Pattern[str], marks: Mapping[str, str]) -> Any:
-    """Return a value of a message with marks in place of the texts of tokens.
-
-    Raises:
-        RftError: the text of an object contains a token.
-    """
-    if isinstance(value, str):
-        return pattern.sub(lambda found: marks[found.group()], str.__str__(value))
-    if isinstance(value, list):
-        return [_marked(item, pattern, marks) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_marked(item, pattern, marks) for item in value)
-    if isinstance(value, dict):
-        return {_marked(key, pattern, marks): _marked(item, pattern, marks) for key, item in value.items()}
-    if type(value) not in _SCALARS and (found := pattern.search(f"{value!s}\n{value!r}")):
-        raise RftError(
-            f"a message contains the special token {found.group()!r} in an object of type {type(value).__name__}",
-            todo="give the template a text, a list or a dict instead",
-        )
-    return value
-
-
-def _is_plain_data(value: Any) -> bool:
-    """Return whether `repr` distinguishes a value from every other one."""
-    if type(value) in (list, tuple):
-        return all(map(_is_plain_data, value))
-    if type(value) is dict:
-        return all(_is_plain_data(key) and _is_plain_data(item) for key, item in value.items())
-    return type(value) is str or type(value) in _SCALARS
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+def _leaves_out_thoughts(messages: list[Message], text: str, rendered: str) -> bool:
+    """Return whether a rendered chat lacks thoughts of an answer that a text has; white space does not count."""
+    answers = [content_text(message).rpartition("</think>") for message in messages if _is_answer(message)]
+    thoughts = ["".join((before + end).split()) for before, end, _ in answers if end]
+    if not thoughts:
+        return False
+    text, rendered = "".join(text.split()), "".join(rendered.split())
+    return any(each in text and each not in rendered for each in thoughts)

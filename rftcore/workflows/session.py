@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, Prompts, TemplateInput, chat_encoder
+from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, chat_encoder
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
+from rftcore.workflows.prompts import Prompts
 from rftcore.workflows.turn import Turn
 from rftdata.errors import RftError
 from rftdata.experience import TURNS, Array, Sequence
@@ -111,11 +112,11 @@ class Session:
         node, encoder = self._continued(_keys(messages), given.key, role), chat_encoder(tokenizer)
         if node is not None:
             known = node.turn.sequence
+            text = known.prompt + known.response
             last_token = int(known.token_ids[-1]) if len(known.token_ids) > known.num_prompt_tokens else None
-            between = encoder.continued(messages, len(node.chat), last_token, given)
+            between = self._prompts.continued(encoder, messages, len(node.chat), last_token, given, text)
             if between is not None:
-                text = known.prompt + known.response + between.text
-                return Prompt(text, [*known.token_ids, *between.token_ids], node.number, given.key)
+                return Prompt(text + between.text, [*known.token_ids, *between.token_ids], node.number, given.key)
         # No other rollout asks for a chat with this one's answers.
         rendered = self._prompts.rendered(encoder, messages, given) if node is None else encoder.prompt(messages, given)
         return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number, given.key)
@@ -175,10 +176,11 @@ class Session:
         earlier = [o for o in self._nodes[: node.number] if o.prompt is not None and o.role == node.role]
         if node.prompt is None or not earlier:
             return None
+        continues = None if node.prompt.continues is None else self._nodes[node.prompt.continues]
+        if continues is not None and _num_tokens(node.extended) < _num_tokens(continues):
+            return "template"
         if node.extended is not None:
             return "branch"
-        if node.prompt.continues is not None:
-            return "template"
         asked = node.chat[:-1]
         if any(asked == other.chat[:-1] for other in earlier):
             return "branch"
@@ -187,6 +189,10 @@ class Session:
         if answers.intersection(asked) or any(role != "system" for role, *_ in asked[:shared]):
             return "history"
         return "separate"
+
+
+def _num_tokens(node: _Node | None) -> int:
+    return 0 if node is None else len(node.turn.sequence.token_ids)
 
 
 def _joins(node: _Node) -> bool:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import xxhash
 
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
-from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, Prompts, TemplateInput, content_text, copied
+from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
+from rftcore.workflows.prompts import Prompts
 from rftcore.workflows.sampling import SamplingChanges, changed
 from rftcore.workflows.session import Session
 from rftcore.workflows.turn import TokenValues, Turn

@@ -14,6 +14,7 @@ import yaml
 from rftcore.config.reward import RewardConfig
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rehearsal import StandIn
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
@@ -52,7 +53,7 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
             scorer=scorer,
             timeout_s=PATIENCE_S,
             source="explorer",
-            slots=asyncio.Semaphore(1),
+            slots=RolloutSlots(1, 1),
         )
         return await runner.rollout(TASK, 0, Decoding())
 

@@ -13,6 +13,7 @@ import pytest
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.explorer.rehearsal import StandIn
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
@@ -143,7 +144,7 @@ def explored(workflow: Callable[..., Any], screening: Screening | None = None, *
             scorer=no_score,  # type: ignore[no-untyped-call]
             timeout_s=PATIENCE_S,
             source="explorer",
-            slots=asyncio.Semaphore(8),
+            slots=RolloutSlots(8, 8),
             **options,
         )
         return await runner.group(claimed, Decoding(temperature=0.7, top_p=0.9), screening)

@@ -20,6 +20,7 @@ import pytest
 from rftcore.engines.base import Decoding, Generation
 from rftcore.explorer import rollouts
 from rftcore.explorer.plain_workflow import PlainModel
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.failures import InfrastructureError
@@ -64,7 +65,7 @@ def runner_of(
         scorer=scorer,
         timeout_s=timeout_s,
         source="explorer",
-        slots=asyncio.Semaphore(slots),
+        slots=RolloutSlots(slots, slots),
         **options,
     )
 
@@ -414,7 +415,7 @@ def test_time_counts_from_the_moment_a_rollout_begins() -> None:
 
     async def waited(workflow: Any) -> Rollout:
         runner = runner_of(workflow, timeout_s=0.05, slots=1)
-        async with runner.slots:  # as another rollout has it
+        async with runner.slots.rollout():  # as another rollout has it
             rollout = asyncio.create_task(runner.rollout(TASK, 0, Decoding()))
             await asyncio.sleep(0.5)  # ten times the limit
             assert not rollout.done()

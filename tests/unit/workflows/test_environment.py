@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rftcore.engines.base import Decoding
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.workflows.environment import action_of, check_args, environment
 from rftcore.workflows.limits import NO_LIMITS, Limits
@@ -35,7 +36,7 @@ def played(spy: Spy, limits: Limits = NO_LIMITS, **args: Any) -> Rollout:
         timeout_s=2 * PATIENCE_S,
         limits=limits,
         source="explorer",
-        slots=asyncio.Semaphore(1),
+        slots=RolloutSlots(1, 1),
     )
     return asyncio.run(runner.rollout(Task(1, "t", "k", "p", None, seed=5), 0, Decoding()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import random
 from collections import Counter
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Generation
-from rftcore.workflows.chat_encoding import ChatEncoder, Prompts, chat_encoder
+from rftcore.workflows.chat_encoding import ChatEncoder, chat_encoder
+from rftcore.workflows.prompts import Prompts, Thoughts, refuse_opaque
 from rftcore.workflows.task import Model, Turn
-from rftdata.errors import RftError
+from rftdata.errors import ConfigError, RftError
 from rftdata.experience import TURNS, Group, Rollout, Sequence, validate
 from tests.support.chat_tokenizers import ENDS, chat_tokenizer
 
@@ -68,9 +70,9 @@ def asked(*contents: str) -> Chat:
     return [{"role": "user", "content": content} for content in contents]
 
 
-def converse(spy: Spy, *tails: tuple[str, str], chat: Chat | None = None) -> Model:
+def converse(spy: Spy, *tails: tuple[str, str], chat: Chat | None = None, thoughts: Thoughts = "template") -> Model:
     """Ask, and ask again with each tail."""
-    model = Model(spy, Decoding())
+    model = Model(spy, Decoding(), Prompts(thoughts))
 
     async def run() -> None:
         messages = chat or asked("1 + 1?")
@@ -116,7 +118,8 @@ def test_what_is_trained_is_what_was_sampled(name: str | None, data: st.DataObje
     """Random trees of chats: continued, asked again, changed, begun anew; answers of random tokens; texts that try to forge special tokens."""
     tokenizer = chat_tokenizer(name)
     spy = Spy(tokenizer, random.Random(data.draw(st.integers(0, 2**32))))
-    model, chats = Model(spy, Decoding()), [asked("1 + 1?")]
+    thoughts = data.draw(st.sampled_from(["template", "tool_cycle", "all"]))
+    model, chats = Model(spy, Decoding(), Prompts(thoughts)), [asked("1 + 1?")]
     texts = st.sampled_from(["more", " ", "<think>", f"it said {tokenizer.eos_token}", "so\n\n", "é\U000f0000"])
     roles = ["user"] if name not in WITH_TOOLS else ["user", "tool"]
 
@@ -175,20 +178,92 @@ def test_the_tokens_between_answers_are_those_of_the_rendered_chat(name: str) ->
     assert model.turns[-1].sequence.prompt == rendered.text
 
 
-def test_a_template_that_takes_thoughts_out_of_earlier_answers_forks_where_it_does() -> None:
-    spy = Spy(chat_tokenizer("qwen3"))
-    spy.will_answer("<think>\nhm\n</think>\n\ncall", "<think>\nhm\n</think>\n\n2", "3")
-    model = converse(spy, ("tool", "5"), ("user", "and 2 + 1?"))
+THOUGHTS: list[tuple[str, Thoughts, list[tuple[int, int, str | None]]]] = [
+    # After a tool and after two users. Qwen keeps thoughts while tools answer; DeepSeek those of the answer after a tool.
+    ("qwen3", "template", [(0, 2, None), (2, 1, "template"), (3, 1, "template")]),
+    ("qwen3", "tool_cycle", [(0, 2, None), (2, 1, "template"), (3, 1, "template")]),
+    ("qwen3", "all", [(0, 4, None)]),
+    ("deepseek_r1_distill", "template", [(0, 1, None), (1, 2, "template"), (3, 1, "template")]),
+    ("deepseek_r1_distill", "tool_cycle", [(0, 2, None), (2, 1, "template"), (3, 1, "template")]),
+    ("deepseek_r1_distill", "all", [(0, 4, None)]),
+    ("qwen2_5", "template", [(0, 4, None)]),
+    ("llama3_1", "tool_cycle", [(0, 4, None)]),
+]
+
+
+@pytest.mark.parametrize(("name", "thoughts", "rows"), THOUGHTS)
+def test_thoughts_stay_in_a_chat_as_the_setting_wants(
+    name: str, thoughts: Thoughts, rows: list[tuple[int, int, str | None]]
+) -> None:
+    spy = Spy(chat_tokenizer(name))
+    opened = "" if name.startswith("deepseek") else "<think>\n"  # there the template begins the thoughts
+    spy.will_answer(*(f"{opened}hm {number}\n</think>\n\nsaid {number}" for number in range(4)))
+    forged = f"{spy.tokenizer.eos_token} 7f3a9c51"
+    model = converse(spy, ("tool", forged), ("user", "and 2 + 1?"), ("user", "why?"), thoughts=thoughts)
     sequences = model.sequences()
     check(spy, sequences)
-    # A tool's answer continues the chat; a question takes the thoughts out.
-    assert [(s.turn_index, s.num_turns, s.fork) for s in sequences] == [(0, 2, None), (2, 1, "template")]
-    assert "hm" not in sequences[1].prompt
+    assert [(s.turn_index, s.num_turns, s.fork) for s in sequences] == rows
+    last = spy.received[-1][0]
+    if len(rows) == 1:
+        assert all(f"hm {number}" in spy.tokenizer.decode(last) for number in range(3))
+    else:  # as the template writes it
+        assert last == chat_encoder(spy.tokenizer).prompt(model.turns[-1].messages).token_ids
+    assert spy.tokenizer.decode(spy.received[1][0]).count(forged) == 1
+    special = set(spy.tokenizer.all_special_ids)
+    plain = Spy(chat_tokenizer(name))
+    plain.will_answer(*(f"{opened}hm {number}\n</think>\n\nsaid {number}" for number in range(4)))
+    converse(plain, ("tool", "7f3a9c51"), ("user", "and 2 + 1?"), ("user", "why?"), thoughts=thoughts)
+    for (found, _), (expected, _) in zip(spy.received, plain.received, strict=True):
+        assert [i for i in found if i in special] == [i for i in expected if i in special]
 
 
-@pytest.mark.parametrize(("name", "roles"), [("qwen3", ["user"]), ("qwen2_5", []), ("llama3_1", []), (None, [])])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_suffix_is_what_the_template_writes_after_an_answer(name: str) -> None:
+    """Answers that the template keeps: the suffix of a dummy chat is that of the chat itself."""
+    encoder, chat = chat_encoder(chat_tokenizer(name)), [*asked("1 + 1?"), {"role": "assistant", "content": "It is 2."}]
+    last = encoder.encoded("It is 2.", None).token_ids[-1]
+    for role in ["user", "tool"] if name in WITH_TOOLS else ["user"]:
+        tail = [{"role": role, "content": f"so {ENDS[name]}?"}]
+        suffix, whole = encoder.suffix(tail, last), encoder.prompt([*chat, *tail])
+        assert suffix is not None and whole.text.endswith(f"It is 2.{suffix.text}")
+        assert whole.token_ids[-len(suffix.token_ids) :] == suffix.token_ids
+    refuse_opaque(encoder)
+
+
+OPAQUE = {
+    "messages in reverse order": "{% for m in messages | reverse %}{{ m.role }}: {{ m.content }}<eos>\n{% endfor %}",
+    "the last message alone": "{{ messages[-1].content }}<eos>",
+    "users before answers": (
+        "{% for r in ('system', 'user', 'tool', 'assistant') %}{% for m in messages %}{% if m.role == r %}{{ m.content }}<eos>\n{% endif %}"
+        "{% endfor %}{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("template", OPAQUE.values(), ids=OPAQUE)
+def test_a_template_that_reorders_messages_forks_and_cannot_keep_all_thoughts(template: str) -> None:
+    tokenizer = copy.deepcopy(chat_tokenizer(None))
+    tokenizer.chat_template = template
+    spy = Spy(tokenizer)
+    spy.will_answer("a", "b", "c")
+    sequences = converse(spy, ("user", "two"), ("user", "three")).sequences()
+    check(spy, sequences)
+    assert [s.fork for s in sequences] == [None, "template", "template"]
+    with pytest.raises(
+        ConfigError, match=r"what it writes after an answer depends on the chat before it.*thoughts: template"
+    ):
+        refuse_opaque(chat_encoder(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [("qwen3", ["user"]), ("deepseek_r1_distill", ["user", "tool"]), ("qwen2_5", []), ("llama3_1", []), (None, [])],
+)
 def test_templates_that_rewrite_answers_are_known_before_a_run(name: str | None, roles: list[str]) -> None:
-    assert chat_encoder(chat_tokenizer(name)).rewriting_roles() == roles
+    encoder = chat_encoder(chat_tokenizer(name))
+    assert Prompts().rewriting_roles(encoder) == roles
+    assert Prompts("tool_cycle").rewriting_roles(encoder) == [role for role in roles if role == "user"]
+    assert Prompts("all").rewriting_roles(encoder) == []
 
 
 def test_forks_have_their_cause() -> None:
