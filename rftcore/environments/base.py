@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 ONE_ROLE = ("agent",)
 
@@ -78,14 +78,14 @@ class Environment:
     """Base of environments. The constructor takes `environment_args`; each method may be plain or `async`.
 
     Attributes:
-        roles: names of those who act, such as the players of a game.
+        roles: names of those who act, such as the players of a game; of the class, or set by the constructor.
         deterministic: whether equal seeds, tasks and actions give equal observations and rewards. An interrupted rollout of such an
             environment continues where it stopped.
         tools: tools that the policy may call in place of writing an action, as JSON schemas or `rftcore.tools.Tool`; read after `reset`.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ONE_ROLE
-    deterministic: ClassVar[bool] = False
+    roles: tuple[str, ...] = ONE_ROLE
+    deterministic: bool = False
     tools: Sequence[Any] = ()
 
     def reset(self, task: Any, seed: int) -> Observation | Awaitable[Observation]:

@@ -15,7 +15,20 @@ from rftdata.user_code.time_limits import LOADING_S
 
 EnvironmentClass = type[Environment]
 
-ENVIRONMENTS = Registry[EnvironmentClass]("environment", {})
+ENVIRONMENTS = Registry[EnvironmentClass](
+    "environment",
+    {
+        "frozen_lake": "rftcore.environments.toy_text:FrozenLake",
+        "cliff_walking": "rftcore.environments.toy_text:CliffWalking",
+        "taxi": "rftcore.environments.toy_text:Taxi",
+        "blackjack": "rftcore.environments.toy_text:Blackjack",
+        "reasoning_gym": "rftcore.environments.reasoning_gym:ReasoningGym",
+        "sql": "rftcore.environments.sql:Sql",
+        "textarena": "rftcore.environments.textarena:TextArena",
+    },
+)
+_PACKAGES = {"gymnasium": "agents", "textarena": "agents", "websockets": "agents", "reasoning_gym": "train"}
+"""Packages of built-in environments that this one does not install, with the extra that does."""
 
 _METHODS = ("reset", "step", "close")
 
@@ -31,7 +44,17 @@ def load_environment(
     Raises:
         PluginError: the name is unknown or does not load, or the object has no reset and step.
     """
-    found: object = replace(ENVIRONMENTS, loading_s=loading_s).load(name, base_dir)
+    try:
+        found: object = replace(ENVIRONMENTS, loading_s=loading_s).load(name, base_dir)
+    except PluginError as error:
+        missing_package = getattr(error.__cause__, "name", None)
+        if name not in ENVIRONMENTS.builtins or missing_package not in _PACKAGES:
+            raise
+        extra = _PACKAGES[missing_package]
+        raise PluginError(
+            f"the environment {name!r} needs the package {missing_package}, which is not installed",
+            todo=f"pip install 'rftdata[{extra}]'",
+        ) from error
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or missing:
         what = f"has no {missing[0]}" if isinstance(found, type) else f"is a {type(found).__name__} and not a class"

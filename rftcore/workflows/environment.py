@@ -43,6 +43,13 @@ async def environment(
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     total = last = 0.0
     async with open_environment(environment, environment_args or {}) as opened:
+        if len(opened.roles) > 1:
+            raise ConfigError(
+                f"the environment {environment!r} has several roles",
+                value=", ".join(opened.roles),
+                todo="use `workflow: multi_agent`, or a workflow of your own",
+            )
+        (role,) = opened.roles
         observation = await opened.reset(task, task.seed)
         state = observation.state
         try:
@@ -50,12 +57,13 @@ async def environment(
                 messages.append({"role": "user", "content": observation.text})
                 turn = await model.chat(messages)
                 messages.append(turn.message)
-                step = await opened.step(action_of(turn.response, action, pattern))
-                turn.record(state=state, step_reward=step.reward)
-                total, last = total + step.reward, step.reward
+                step = await opened.step(action_of(turn.response, action, pattern), role)
+                reward = step.rewards_by_role(role).get(role, 0.0)
+                turn.record(state=state, step_reward=reward)
+                total, last = total + reward, reward
                 if step.ended:
                     break
-                observation, state = step.observation, step.state or step.observation.state
+                observation, state = step.observation, step.state
         except LimitReachedError:
             if not model.turns:
                 raise
