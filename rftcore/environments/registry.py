@@ -25,6 +25,7 @@ ENVIRONMENTS = Registry[EnvironmentClass](
         "reasoning_gym": "rftcore.environments.reasoning_gym:ReasoningGym",
         "sql": "rftcore.environments.sql:Sql",
         "textarena": "rftcore.environments.textarena:TextArena",
+        "openenv": "rftcore.environments.openenv:OpenEnv",
     },
 )
 _PACKAGES = {"gymnasium": "agents", "textarena": "agents", "websockets": "agents", "reasoning_gym": "train"}
