@@ -31,7 +31,7 @@ def query(
 
     `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs, and if a query names them
     token_rewards, teacher_logprobs, step_reward, state_hash and turns (lists, NULL where a workflow recorded none). `turn` has a row for
-    each turn, with its place in token_ids, its state_hash and its step_reward. All other tables and
+    each turn, with its place in token_ids, its state_hash, its reward_sampled and its reward as it stands. All other tables and
     views of schema rft have their own names (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
     NULL. Archived runs are read from their files. Only the columns that the query needs are read, and by simple conditions only such rows:
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.

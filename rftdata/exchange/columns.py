@@ -25,6 +25,7 @@ from rftdata.segments.codec import Array, named_dtype
 _TIME = pa.timestamp("us", tz="UTC")
 _LABEL = pa.struct(
     [
+        ("turn", pa.int32()),
         ("old_value", pa.float64()),
         ("new_value", pa.float64()),
         ("author", pa.string()),
@@ -71,6 +72,7 @@ SCHEMA = pa.schema(
         ("reward_sampled", pa.float64()),
         ("reward", pa.float64()),
         ("reward_final", pa.bool_()),
+        ("turn_rewards", pa.list_(pa.float64())),
         ("reward_parts", pa.string()),
         ("metrics", pa.string()),
         ("policy_version_min", pa.int64()),

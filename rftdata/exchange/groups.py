@@ -164,6 +164,7 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         source=row["source"],
         reward=row["reward"],
         reward_final=row["reward_final"],
+        turn_rewards=None if row["turn_rewards"] is None else tuple(row["turn_rewards"]),
         labels=labels,
     )
     return Sequence(

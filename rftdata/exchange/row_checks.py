@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
-from rftdata.experience import FORKS, OUTCOMES, SOURCES, STOP_REASONS, Baseline, check_role
+from rftdata.experience import FORKS, OUTCOMES, SOURCES, STEP_REWARD, STOP_REASONS, TURNS, Baseline, check_role
 from rftdata.limits import (
     INT4,
     INT8,
@@ -133,6 +133,7 @@ def _check_experience(row: Row) -> None:
     for i, label in enumerate(row["labels"]):
         _check_label(f"the column labels, label {i + 1}", label)
     _check_arrays(row["arrays"])
+    _check_turns(row)
     _check_earlier(_parsed("earlier", row["earlier"]))
 
 
@@ -282,9 +283,48 @@ def _check_label(where: str, label: Any) -> None:
             check_text(f"{where}: {name}", label[name])
     for name in ("old_value", "new_value"):
         _finite(f"{where}: {name}", label[name])
+        if label["turn"] is not None and label[name] is None:
+            raise RftError(f"{where} is of a turn and has no {name}", allowed="a finite number")
     if label["source"] not in LABEL_SOURCES:
         raise RftError(f"{where} has an unknown source", value=label["source"], allowed=", ".join(LABEL_SOURCES))
     _check_time(f"{where}: labelled_at", label["labelled_at"])
+
+
+def _check_turns(row: Row) -> None:
+    """Refuse rewards and labels of turns that the arrays do not have."""
+    rewards = row["turn_rewards"]
+    shapes = {array["name"]: array["shape"] for array in row["arrays"]}
+    if rewards is not None:
+        for reward in rewards:
+            if reward is None or not math.isfinite(reward):
+                raise RftError(
+                    "the column turn_rewards has not only finite numbers", value=reward, allowed="finite numbers"
+                )
+        if shapes.get(STEP_REWARD) != [len(rewards)]:
+            raise RftError(
+                f"the column turn_rewards must have one value for each of the array {STEP_REWARD}",
+                value=len(rewards),
+                allowed=f"the shape {shapes[STEP_REWARD]}"
+                if STEP_REWARD in shapes
+                else "no values, because there is no such array",
+            )
+    labels = [label for label in row["labels"] if label["turn"] is not None]
+    if labels and STEP_REWARD not in shapes:
+        raise RftError(
+            f"the column labels has a label of a turn, and there is no array {STEP_REWARD}", value=labels[0]["turn"]
+        )
+    if not labels:
+        return
+    turns = next((unpacked(array) for array in row["arrays"] if array["name"] == TURNS), None)
+    # An array of another shape is refused with the group.
+    numbers = [row["turn_index"]] if turns is None else turns.reshape(-1)[2::3].tolist()
+    for label in labels:
+        if label["turn"] not in numbers:
+            raise RftError(
+                "the column labels has a label of a turn that the row does not have",
+                value=label["turn"],
+                allowed=str(numbers[:10]),
+            )
 
 
 def _check_arrays(arrays: list[Any]) -> None:

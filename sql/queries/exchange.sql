@@ -14,7 +14,9 @@ SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_st
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error, o.stop_reason::text AS stop_reason, o.try_errors,
        e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
        rft.chat(gp.messages, e.response_messages, e.response)::text AS messages,
-       e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
+       e.reward_sampled, e.reward, e.reward_final,
+       (SELECT array_agg(w.reward ORDER BY w.turn) FROM rft.turn_reward w WHERE w.experience_id = e.experience_id) AS turn_rewards,
+       e.reward_parts::text AS reward_parts,
        e.metrics::text AS metrics, coalesce(eo.policy_version_min, e.policy_version_min) AS policy_version_min,
        coalesce(eo.policy_version_max, e.policy_version_max) AS policy_version_max,
        coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.fork::text AS fork, e.role, e.finish_reason,
@@ -38,7 +40,7 @@ ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
 
 -- name: export_labels (read)
 -- All labels of experiences, the oldest first.
-SELECT experience_id, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
+SELECT experience_id, turn, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
 -- name: import_target (read)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
-from rftdata import Buffer, Group, labels
+from rftdata import Buffer, Group, exchange, labels
 from rftdata.errors import QueryError, RftError
 from rftdata.reports import lineage
 from tests.store.writing.test_turns import TASK, single, walk
@@ -169,6 +172,69 @@ def test_a_fork_copies_corrected_rewards_of_turns(roles: Roles) -> None:
     buffer.fork("roles", name="other", step=0, keep_rollouts=True)
     sealed = buffer.sql("SELECT max(experience_id) AS last FROM rft.experience")["last"][0].as_py()
     assert [(key - sealed + 3, *rest) for key, *rest in turns(buffer)[5:]] == turns(buffer)[:5]
+
+
+def test_duckdb_shows_rewards_of_turns_as_sampled_and_as_they_stand(walks: Buffer) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    query = "SELECT turn, reward_sampled, reward, experience_reward FROM turn WHERE experience_id = 1 ORDER BY turn"
+    found = [tuple(row.values()) for row in walks.query(query).read_all().to_pylist()]
+    assert found == [(0, 0, 0, 1), (1, 0.5, 0.5, 1), (3, 1, 0.25, 1)]
+    assert walks.query("SELECT count(*) AS n FROM turn_reward").read_all()["n"].to_pylist() == [5]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_an_export_and_its_import_keep_rewards_of_turns_and_their_labels(
+    walks: Buffer, other: Buffer, tmp_path: Path, suffix: str
+) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25, (2, 2): 0.5}, author="ada", reason="seen")
+    walks.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
+    file = tmp_path / f"walks.{suffix}"
+    exchange.export(walks, file)
+    exchange.load(other, file)
+    assert turns(other) == turns(walks)
+    history = "SELECT experience_id, turn, old_value, new_value, author, reason FROM rft.label ORDER BY label_id"
+    assert sorted(map(repr, other.sql(history).to_pylist())) == sorted(map(repr, walks.sql(history).to_pylist()))
+    batch = other.sql("SELECT min(label_batch_id) AS b FROM rft.label WHERE turn = 3")["b"][0].as_py()
+    assert labels.undo(other, batch, author="ada").num_changed == 2
+    assert [row[3] for row in turns(other)] == [0, 0.5, 1, 0, 0.25]
+
+
+def test_rewards_and_labels_of_turns_that_do_not_fit_are_refused(walks: Buffer, other: Buffer, tmp_path: Path) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    file = tmp_path / "walks.jsonl"
+    exchange.export(walks, file)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    label = rows[0]["labels"][0]
+    for change, message in (
+        (
+            {"turn_rewards": [0.0, 1.0]},
+            r"one value for each of the array step_reward .got 2.; allowed: the shape \[3\]",
+        ),
+        ({"turn_rewards": [0.0, None, 1.0]}, "not only finite numbers"),
+        ({"labels": [label | {"turn": 2}]}, r"a turn that the row does not have .got 2.; allowed: \[0, 1, 3\]"),
+        ({"labels": [label | {"old_value": None}]}, "is of a turn and has no old_value"),
+    ):
+        file.write_text("\n".join(json.dumps(row) for row in ({**rows[0], **change}, *rows[1:])))
+        with pytest.raises(QueryError, match=message):
+            exchange.load(other, file)
+
+
+def test_a_file_of_before_has_labels_without_turns(walks: Buffer, other: Buffer, tmp_path: Path) -> None:
+    walks.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
+    file = tmp_path / "walks.parquet"
+    exchange.export(walks, file)
+    table = pyarrow.parquet.read_table(file)
+    old = pa.list_(pa.struct([field for field in table.schema.field("labels").type.value_type if field.name != "turn"]))
+    found = [
+        rows and [{k: v for k, v in row.items() if k != "turn"} for row in rows] for rows in table["labels"].to_pylist()
+    ]
+    place = table.schema.get_field_index("labels")
+    pyarrow.parquet.write_table(
+        table.drop_columns("turn_rewards").set_column(place - 1, "labels", pa.array(found, old)), file
+    )
+    exchange.load(other, file)
+    assert other.sql("SELECT turn, new_value FROM rft.label").to_pylist() == [{"turn": None, "new_value": 0.5}]
+    assert turns(other) == turns(walks)
 
 
 def test_a_rollout_of_several_rows_is_labelled_as_one_trial(roles: Roles) -> None:

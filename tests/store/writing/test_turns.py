@@ -93,7 +93,7 @@ def test_a_row_counts_its_turns_and_the_tokens_that_are_trained_on(stored: Buffe
 
 def test_queries_see_a_row_for_each_turn(stored: Buffer) -> None:
     found = stored.query(
-        "SELECT experience_id, turn, first_token, end_token, token_ids, state_hash, step_reward FROM turn ORDER BY experience_id, turn"
+        "SELECT experience_id, turn, first_token, end_token, token_ids, state_hash, reward_sampled FROM turn ORDER BY experience_id, turn"
     ).read_all()
     assert [tuple(row.values()) for row in found.to_pylist()] == [
         (1, 0, 2, 4, [102, 103], 5, 0.0),

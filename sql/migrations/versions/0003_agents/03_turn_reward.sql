@@ -15,6 +15,10 @@ COMMENT ON COLUMN rft.turn_reward.turn IS 'The number of the turn in its rollout
 COMMENT ON COLUMN rft.turn_reward.reward_sampled IS 'The reward that the workflow recorded, immutable; also in the array step_reward.';
 COMMENT ON COLUMN rft.turn_reward.reward IS 'The reward with the latest label applied, which people read and set. The reward of the experience does not follow it.';
 
+CREATE VIEW rft.v_corrected_turn AS
+SELECT t.experience_id, t.turn, t.reward_sampled, t.reward FROM rft.turn_reward t WHERE t.reward <> t.reward_sampled;
+COMMENT ON VIEW rft.v_corrected_turn IS 'Turns whose reward is another than the one that was sampled.';
+
 -- Labels of experiences and of turns are one sequence: a verdict, a pinned run or an undo refers to both by one number.
 ALTER TABLE rft.label ADD COLUMN turn integer;
 COMMENT ON TABLE rft.label IS 'One change of a reward; append-only; the history of experience.reward and of turn_reward.reward.';
