@@ -27,6 +27,7 @@ WORKFLOWS = Registry[Workflow](
         "demonstration": "rftcore.workflows.demonstration:demonstration",
         "environment": "rftcore.workflows.environment:environment",
         "multi_agent": "rftcore.workflows.multi_agent:multi_agent",
+        "tools": "rftcore.workflows.tools:tools",
     },
 )
 

@@ -168,6 +168,11 @@ class Model:
         return self._session.turns
 
     @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._sampler.tokenizer
+
+    @property
     def stop_reason(self) -> str | None:
         """The limit that was reached, one of `STOP_REASONS`; None while there is none."""
         return None if self._reached is None else self._reached.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rftcore.tools.calls import ToolCall, tool_calls_of
 from rftcore.workflows import inputs
 from rftcore.workflows.chat_encoding import Message, copied
 from rftdata.experience import Array, Sequence
@@ -33,6 +34,11 @@ class Turn:
     def message(self) -> Message:
         """The answer as a message, with which a workflow continues the chat."""
         return {"role": "assistant", "content": self.response} if self.parsed is None else copied([self.parsed])[0]
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of tools in the answer, if it was parsed; empty if one of them is malformed."""
+        return [] if self.parsed is None else list(tool_calls_of(self.parsed))
 
     @property
     def response_token_ids(self) -> list[int]:
