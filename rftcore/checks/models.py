@@ -40,6 +40,22 @@ def check_models(resolved: ResolvedRun, findings: Findings) -> None:
             findings.passes(check_models_fit, resolved)
             if resolved.config.explorer.thoughts == "all":
                 findings.passes(check_thoughts, resolved)
+            check_workflow_models(resolved, findings)
+
+
+def check_workflow_models(resolved: ResolvedRun, findings: Findings) -> None:
+    """Let workflows that declare `check_model` refuse the policy's tokenizer, such as one whose chat template cannot carry tools."""
+    if not resolved.config.has_explorer:
+        return
+    for whose, view in resolved.views(resolved.config.tasksets):
+        findings.passes_of(whose, _check_workflow_model, view)
+
+
+def _check_workflow_model(view: ResolvedRun) -> None:
+    if check := getattr(view.workflow, "check_model", None):
+        from transformers import AutoTokenizer
+
+        check(AutoTokenizer.from_pretrained(view.model_folder), **view.config.explorer.workflow_args)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import rftdata
 from rftcore.checks.algorithm import check_algorithm
 from rftcore.checks.devices import check_devices, check_gpus, describe_engine_device, describe_stored
-from rftcore.checks.models import check_models, describe_adapters, describe_models, open_model
+from rftcore.checks.models import check_models, check_workflow_models, describe_adapters, describe_models, open_model
 from rftcore.checks.plugins import check_plugins
 from rftcore.checks.scheduling import check_device, check_drafts
 from rftcore.checks.selections import describe_selection
@@ -41,8 +41,8 @@ def check_named(resolved: ResolvedRun, findings: Findings) -> None:
     _check_names(resolved, findings)
     if names_folder(resolved.config.model.path):
         folder = findings.value(lambda: resolved.model_folder)
-        if folder is not None:
-            findings.passes(refuse_damaged_tokenizer, folder, "model.path")
+        if folder is not None and findings.passes(refuse_damaged_tokenizer, folder, "model.path"):
+            check_workflow_models(resolved, findings)
     findings.describe(describe_stored(resolved))
     findings.describe(describe_adapters(resolved))
 

@@ -22,6 +22,7 @@ from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
+from rftcore.tools.tool_boxes import ToolBoxes
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
 from rftdata.experience import Rollout
@@ -133,6 +134,7 @@ def open_trial(
         max_processes=1,
     )
     environments = environments_of(resolved)
+    boxes = ToolBoxes(resolved.config.base_dir)
     runner = RolloutRunner(
         engine=engine,
         workflow=resolved.workflow,
@@ -145,6 +147,7 @@ def open_trial(
         slots=RolloutSlots(num_slots, num_slots),
         on_failure=lambda *failure: failures.append(failure),
         environments=environments,
+        tools=boxes,
         environment_limits=EnvironmentLimits(min(longest_s, explorer.step_timeout_s), explorer.reset_timeout_s),
     )
     loop = WorkflowLoop(min(longest_s, explorer.block_timeout_s), on_stuck=_leave)
@@ -153,6 +156,7 @@ def open_trial(
     finally:
         loop.close()
         environments.close()
+        boxes.close()
         scorer.close()
 
 

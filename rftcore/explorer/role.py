@@ -40,6 +40,7 @@ from rftcore.run.defaults import MAX_ROLLOUTS_PER_SEQUENCE, ROLLOUTS_PER_SEQUENC
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
+from rftcore.tools.tool_boxes import ToolBoxes
 from rftdata.attempts.evaluations import versions_to_evaluate
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -156,6 +157,7 @@ class Explorer:
             has_baseline=self.resolved.has_greedy_baseline,
             drafts=self.drafts,
             environments=environments_of(self.resolved),
+            tools=ToolBoxes(self.resolved.config.base_dir),
             environment_limits=environment_limits_of(self.config),
         )
 

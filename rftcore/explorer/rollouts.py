@@ -29,6 +29,7 @@ from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.scorer import Scorer as RewardScorer
 from rftcore.failures import InfrastructureError, describe, user_stack
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
+from rftcore.tools.tool_boxes import ToolBoxes, tools_of_rollout
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
 from rftcore.workflows.prompts import Prompts, Thoughts
@@ -66,6 +67,7 @@ class RolloutRunner:
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
         environments: of its rollouts; None: each environment that a workflow opens has a host for itself.
+        tools: of its rollouts; None: they are opened for each rollout.
     """
 
     engine: Engine
@@ -84,6 +86,7 @@ class RolloutRunner:
     drafts: Drafts | None = None
     clocks: RolloutClocks = field(default_factory=RolloutClocks)
     environments: EnvironmentHosts | None = None
+    tools: ToolBoxes | None = None
     environment_limits: EnvironmentLimits = EnvironmentLimits()  # noqa: RUF009 - it is frozen
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
@@ -244,8 +247,11 @@ class RolloutRunner:
             return replace(score, reward=score.reward + math.fsum(steps))
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
-        hosts = self.environments
-        with nullcontext() if hosts is None else environments_of_rollout(hosts, self.environment_limits):
+        hosts, boxes = self.environments, self.tools
+        with (
+            nullcontext() if hosts is None else environments_of_rollout(hosts, self.environment_limits),
+            nullcontext() if boxes is None else tools_of_rollout(boxes),
+        ):
             if not _is_async(self.workflow):
                 return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
             return await self.workflow(task, model, self.scorer, **self.workflow_args)

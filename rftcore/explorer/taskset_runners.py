@@ -26,7 +26,7 @@ class TasksetRunner:
 
 @dataclass(frozen=True)
 class TasksetRunners:
-    """The runners by taskset. They share the engine, the slots, the clocks, the drafts and the environments.
+    """The runners by taskset. They share the engine, the slots, the clocks, the drafts, the environments and the tools.
 
     Attributes:
         default: that of tasksets without settings of their own.
@@ -66,7 +66,9 @@ class TasksetRunners:
         return TasksetRunners(other(self.default), {name: other(own) for name, own in self._own.items()})
 
     def close(self) -> None:
-        """End the processes of the rewards and of the environments."""
+        """End the processes of the rewards, of the environments and of the tools."""
+        if self.default.runner.tools is not None:
+            self.default.runner.tools.close()
         if self.default.runner.environments is not None:
             self.default.runner.environments.close()
         for one in (self.default, *self._own.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,6 +92,22 @@ def format_of(tokenizer: Any, name: str | None = None) -> ToolFormat:
             todo=f"name the format that the model was trained on (workflow_args: {{format: {names[0]}}}), or {TO_USE_TEXT}",
         )
     return chosen or template.format  # type: ignore[return-value]  # one of them is there
+
+
+def answer_parser(tokenizer: Any, name: str | None = None) -> Callable[[str], dict[str, Any]]:
+    """Return what reads an answer as a message, with its calls apart from the content.
+
+    Args:
+        name: as of `format_of`.
+
+    Raises:
+        ConfigError: see `format_of`.
+    """
+    tool_format = format_of(tokenizer, name)
+    if not tool_format.in_template:
+        return lambda answer: {"role": "assistant", "content": answer}
+    template = tool_template(tokenizer)
+    return lambda answer: template.message(tool_format.parse(answer), answer)
 
 
 def _probed(tokenizer: Any) -> ToolTemplate:

@@ -22,6 +22,7 @@ from rftcore.tools.outcome import Outcome, failed
 from rftcore.tools.settings import HttpServer, McpEntry, StdioServer, ToolLimits
 from rftcore.tools.tool import ToolContext, function_schema, valid_name
 from rftdata.errors import ConfigError
+from rftdata.uri import redacted
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -73,12 +74,13 @@ class McpSession:
         self._task.add_done_callback(lambda _: function())
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the session has ended, for example because the server did."""
-        return self._task.done()
+    def is_usable(self) -> bool:
+        """Whether it is open, or still being opened."""
+        return not self._close.is_set() and not self._task.done()
 
     def failure(self, what: str) -> InfrastructureError:
-        """Return the error for a session that cannot be used."""
+        """Return the error for a session that cannot be used, and let it be closed."""
+        self.close_soon()
         return InfrastructureError(f"the MCP server {name_of(self._server)} cannot be used: {what}")
 
     async def _serve(self) -> None:
@@ -163,7 +165,7 @@ class McpServer:
     async def session(self) -> McpSession:
         """Return a session for a rollout, which closes it unless the entry says `shared`."""
         if self.entry.shared:
-            if self._shared is None or self._shared.has_ended:
+            if self._shared is None or not self._shared.is_usable:
                 self._shared = self._begin()
             return self._shared
         await self._places.acquire()
@@ -245,7 +247,7 @@ class McpTool:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
-        if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED and not session.has_ended:
+        if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED and session.is_usable:
             return failed("exception", error.message)
         raise session.failure(raised_text(error)) from error
 
@@ -276,7 +278,7 @@ def _close_opened(opening: asyncio.Task[McpSession]) -> None:
 
 def name_of(server: StdioServer | HttpServer) -> str:
     """Return how messages call a server."""
-    return server.url if isinstance(server, HttpServer) else repr(" ".join(server.command))
+    return redacted(server.url) if isinstance(server, HttpServer) else repr(" ".join(server.command))
 
 
 def _text(result: Any) -> str:

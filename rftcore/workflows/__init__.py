@@ -7,7 +7,7 @@ recorded outcome.
 A workflow may declare what it needs of tasks: `workflow.needs_answer = True`, and `workflow.check_task = f` with
 `f(task, tokenizer=None, **args)`, which raises an RftError. `rft check --deep` and loading then refuse tasks that lack it. The tokenizer
 is passed for the first chats. `workflow.check_args = f` with `f(base_dir, **args)`, which raises a ConfigError, checks the workflow's own
-settings before a run.
+settings before a run; `workflow.check_model = f` with `f(tokenizer, **args)` does so for the model.
 """
 
 from __future__ import annotations

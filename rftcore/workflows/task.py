@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import xxhash
 
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.tools.chat_template import answer_parser
+from rftcore.tools.tool import Tool
 from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
@@ -185,7 +187,7 @@ class Model:
         self,
         messages: list[Message],
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Iterable[Tool | dict[str, Any]] | None = None,
         parse: Callable[[str], Message] | None = None,
         template_args: Mapping[str, Any] | None = None,
         role: str | None = None,
@@ -198,8 +200,9 @@ class Model:
         the new messages (`rftcore.workflows.session`).
 
         Args:
-            tools: JSON schemas of tools, for the chat template.
-            parse: returns the answer as a message, with calls of tools apart from the content; by default its content is the answer.
+            tools: tools that the answer may call, or their JSON schemas, for the chat template. `turn.tool_calls` are the calls.
+            parse: returns the answer as a message, with calls of tools apart from the content; by default in the format of the chat template
+                if there are tools, and otherwise the content is the answer.
             template_args: further variables of the chat template, such as `enable_thinking`.
             role: the role in which the policy answers, such as a player of a game. Each role has chats and experiences of its own.
             train: False stores the answer with the loss mask 0, such as that of a simulated user.
@@ -208,10 +211,14 @@ class Model:
         Raises:
             LimitReachedError: the rollout has no turns, tokens, context or time left.
             RftError: a parameter is not valid, or a first prompt does not fit into the context.
+            ConfigError: the chat template cannot carry tools.
         """
         given = MESSAGES_ALONE
-        if tools or template_args:
-            given = TemplateInput(copied(tools) if tools else None, copied([dict(template_args or {})])[0])
+        schemas = [tool.schema if isinstance(tool, Tool) else tool for tool in tools or ()]
+        if schemas or template_args:
+            given = TemplateInput(copied(schemas) or None, copied([dict(template_args or {})])[0])
+        if schemas and parse is None:
+            parse = answer_parser(self.tokenizer)
         return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse, role, train))
 
     async def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftcore.tools.calls import Call, Parsed
-from rftcore.tools.chat_template import ToolTemplate, format_of, tool_template
+from rftcore.tools.calls import Call
+from rftcore.tools.chat_template import ToolTemplate, answer_parser, format_of, tool_template
 from rftcore.tools.formats import ToolFormat, text, tool_format
 from rftcore.tools.settings import ToolLimits
 from rftcore.tools.tool_box import ToolResult, ToolSession
@@ -43,27 +43,26 @@ async def tools(
 
     Args:
         tools: functions (`./file.py:function`, or a mapping with `tool` and its limits) and MCP servers (mappings with `mcp`).
-        format: of calls: hermes, llama_json, pythonic or text; by default the one of the model's chat template.
+        format: format of calls, hermes, llama_json, pythonic or text; by default that of the model's chat template.
         system: system message; an empty one keeps a chat template from adding its own.
         template: the question, with `{prompt}`, `{answer}` and `{metadata[…]}` filled in from the task.
         describe: with `format: text`, whether the system message describes the tools; false for a model that was trained to use them.
         template_args: further variables of the chat template, such as `enable_thinking`.
-        max_calls: of a rollout; the model reads errors for further ones, and the rollout ends with its next answer.
-        max_calls_per_turn: of an answer; the model reads errors for further ones.
-        timeout_s: of a call, for tools that name no other limit.
-        max_chars: longer results are cut in the middle, for tools that name no other limit.
-        processes: most processes in an explorer for plain functions.
+        max_calls: calls of a rollout; the model reads errors for further ones, and the rollout ends with its next answer.
+        max_calls_per_turn: calls of an answer; the model reads errors for further ones.
+        timeout_s: longest call, for tools that name no other limit.
+        max_chars: longest result, for tools that name no other limit; a longer one is cut in the middle.
+        processes: maximum number of processes for plain functions in an explorer.
     """
     tool_format = format_of(model.tokenizer, format)
     settings = _settings(tools, timeout_s, max_chars, max_calls_per_turn, processes)
     async with open_tools(settings, task) as session:
         dialogue = _Dialogue(tool_format, tool_template(model.tokenizer), session)
+        parse = answer_parser(model.tokenizer, format)
         messages = chat_messages(task, dialogue.system(system, describe=describe), None, template)
         try:
             while True:
-                turn = await model.chat(
-                    messages, tools=dialogue.schemas, parse=dialogue.message, template_args=template_args
-                )
+                turn = await model.chat(messages, tools=dialogue.schemas, parse=parse, template_args=template_args)
                 calls, left = tool_format.parse(turn.response).calls, max_calls - session.num_calls
                 results = await session.run(calls, num_left=left) if calls and left > 0 else []
                 turn.sequence.metrics |= session.metrics()
@@ -144,13 +143,6 @@ class _Dialogue:
             return system
         described = text.describe(self._session.box.schemas)
         return f"{system}\n\n{described}" if system else described
-
-    def message(self, answer: str) -> Message:
-        """Return the assistant's message of an answer."""
-        parsed: Parsed = self._format.parse(answer)
-        if not self._format.in_template:
-            return {"role": "assistant", "content": answer}
-        return self._template.message(parsed, answer)
 
     def results(self, message: Message, calls: Sequence[Call], results: Sequence[ToolResult]) -> list[Message]:
         """Return the messages with the results of an answer's calls."""
