@@ -278,7 +278,7 @@ def _close_opened(opening: asyncio.Task[McpSession]) -> None:
 
 def name_of(server: StdioServer | HttpServer) -> str:
     """Return how messages call a server."""
-    return redacted(server.url) if isinstance(server, HttpServer) else repr(" ".join(server.command))
+    return redacted(server.url).partition("?")[0] if isinstance(server, HttpServer) else repr(" ".join(server.command))
 
 
 def _text(result: Any) -> str:
