@@ -12,6 +12,7 @@ from rftcore.config.reward import Combination, RewardConfig
 from rftcore.config.run import RunConfig, parse_config
 from rftcore.engines.base import Decoding, Generation
 from rftcore.explorer.rehearsal import StandIn
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.resolved import ResolvedRun
@@ -79,7 +80,7 @@ def explored(
             scorer=scorer,
             timeout_s=PATIENCE_S,
             source="explorer",
-            slots=asyncio.Semaphore(1),
+            slots=RolloutSlots(1, 1),
             on_failure=lambda *failure: failures.append(failure),
         )
         return await runner.group(claimed, Decoding(temperature=0.7, top_p=0.9))

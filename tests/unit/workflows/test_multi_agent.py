@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rftcore.engines.base import Decoding
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.workflows.limits import NO_LIMITS, Limits
 from rftcore.workflows.multi_agent import check_args, multi_agent
@@ -39,7 +40,7 @@ def rolled_out(spy: Spy, workflow: Any, scorer: Any = unjudged, limits: Limits =
         timeout_s=2 * PATIENCE_S,
         limits=limits,
         source="explorer",
-        slots=asyncio.Semaphore(1),
+        slots=RolloutSlots(1, 1),
     )
     return asyncio.run(runner.rollout(Task(1, "t", "k", "p", None), 0, Decoding()))
 
