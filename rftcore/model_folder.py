@@ -19,12 +19,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from filelock import FileLock
 
 from rftcore.installation.installer import uv_environment
 from rftdata.errors import ModelError
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_BLOCK_BYTES = 2**24
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -100,6 +102,18 @@ def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
 
     cached = try_to_load_from_cache(path, "config.json")
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def weights_checksum(folder: Path) -> tuple[str, int]:
+    """Return the checksum of a model's weights, xxh3-64 over names and bytes of its files, and their size in bytes."""
+    digest, num_bytes = xxhash.xxh3_64(), 0
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK_BYTES):
+                digest.update(block)
+                num_bytes += len(block)
+    return digest.hexdigest(), num_bytes
 
 
 def _cache_dir() -> Path:

@@ -299,12 +299,26 @@ class EvalConfig(Section):
     decodings: list[Literal["greedy", "sampled"]] = Field(
         ["greedy"], min_length=1, description="Decodings of the validation tasksets."
     )
+    num_answers: int = Field(
+        1,
+        ge=1,
+        description="Answers to each question in sampled evaluations, for mean@n, best@k and pass@k; a greedy evaluation has one.",
+    )
+    pass_reward: float = Field(1.0, allow_inf_nan=False, description="Reward from which an answer passes, for pass@k.")
     max_failed: float = Field(
         0.05,
         ge=0,
         le=1,
         description="Largest share of failed answers (an exception, a time limit) with which an evaluation may choose the best checkpoint.",
     )
+
+    @model_validator(mode="after")
+    def _several_answers_are_sampled(self) -> EvalConfig:
+        if self.num_answers > 1 and "sampled" not in self.decodings and not self.test:
+            raise ValueError(
+                f"eval.num_answers ({self.num_answers}) has no effect: greedy answers to a question are all equal; add sampled to eval.decodings"
+            )
+        return self
 
     @field_validator("tasks", "test")
     @classmethod

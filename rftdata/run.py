@@ -21,7 +21,7 @@ from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 
 NO_PIPELINE = "none"
 """The pipeline version of runs without stages. A complete group is drawable as soon as it is written."""
-_MODES = ("both", "explore", "train")
+_MODES = ("both", "explore", "train", "eval")
 _ENDED = ("finished", "interrupted", "failed")
 
 

@@ -52,6 +52,8 @@ def planned_steps(config: RunConfig, num_selected: int | None) -> int:
     Raises:
         ConfigError: there are more steps than the selection provides.
     """
+    if config.only_evaluates:
+        return 0
     if num_selected is None:
         assert config.steps is not None  # the configuration's own check
         return config.steps

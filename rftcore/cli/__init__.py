@@ -31,6 +31,7 @@ from rftcore.cli import (
     db,
     docs,
     doctor,
+    eval_,
     export,
     import_,
     init,
@@ -71,6 +72,7 @@ app.command("run")(run.run)
 app.command("explore")(roles.explore)
 app.command("process")(roles.process)
 app.command("train")(roles.train)
+app.command("eval")(eval_.eval_)
 app.command("status")(status.status)
 app.command("report")(report.report)
 app.command("sql")(sql.sql)

@@ -32,7 +32,12 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons."""
+    """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons.
+
+    With OTHER, both runs are compared question by question on the tasksets that both answered, each at its best step, or with what `rft eval` stored:
+    the mean difference with its standard error, 95 % interval and two-sided p of a paired test by the normal approximation, and on how many
+    questions each is better.
+    """
     from rftcore.reporting import report as reports
     from rftcore.reporting.table import print_report
     from rftcore.reporting.timeline_table import print_timeline
@@ -44,7 +49,7 @@ def report(
         runs = [buffer.find_run(one.run_id) for one in built]
         spans = RunResults(runs[0]).spans() if timeline_file is not None else []
         timelines = [timeline_of(one) for one in runs] if timeline else []
-        between = reports.compare(*runs) if other is not None else []
+        between = reports.compare(*runs) if other is not None else None
     if png is not None:
         from rftcore.reporting.learning_curve import write_learning_curve
 
@@ -61,7 +66,8 @@ def report(
     documents = [one.model_dump(mode="json") for one in built]
     for document, times in zip(documents, timelines, strict=False):
         document["timeline"] = dataclasses.asdict(times)
-    if other is None:
+    if between is None:
         print_json(documents[0])
     else:
-        print_json({"runs": documents, "comparison": [gain.model_dump(mode="json") for gain in between]})
+        comparison = between.model_dump(mode="json")
+        print_json({"runs": documents, "comparison": comparison["gains"], "not_compared": comparison["not_compared"]})

@@ -38,8 +38,10 @@ STAGES = "stages"
 class RunSection(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run.")
     seed: int = Field(0, ge=0, description="Seed of task order, sampling and training.")
-    mode: Literal["both", "train"] = Field(
-        "both", description="train: no explorer; groups are written through the Python interface."
+    mode: Literal["both", "train", "eval"] = Field(
+        "both",
+        description="train: no explorer; groups are written through the Python interface. eval: no training; the evaluations of model.path alone"
+        " (`rft eval` writes such a configuration).",
     )
     stop_grace_s: float = Field(
         60.0, gt=0, description="Seconds that `rft run` gives its processes to stop before it kills them."
@@ -189,10 +191,24 @@ class RunConfig(Section):
     def has_explorer(self) -> bool:
         """Whether the run samples. A run on a stored selection samples only for its evaluations."""
         asked = self.sampling.source is None or bool(self.eval.tasks or self.eval.test)
-        return self.run.mode == "both" and asked
+        return self.only_evaluates or (self.run.mode == "both" and asked)
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether the run has rollouts that pass stages."""
+        return self.sampling.source is None and not self.only_evaluates
+
+    @property
+    def only_evaluates(self) -> bool:
+        """Whether the run trains nothing and answers the evaluations of its model alone."""
+        return self.run.mode == "eval"
 
     @model_validator(mode="after")
     def _has_something_to_train_on(self) -> RunConfig:
+        if self.only_evaluates:
+            if not (self.eval.tasks or self.eval.test):
+                raise ValueError("run.mode is eval, and there is nothing to evaluate; add tasksets to eval.test")
+            return self
         if self.sampling.source is None:
             for key, given in (
                 ("tasks", self.tasks),
@@ -269,7 +285,7 @@ class RunConfig(Section):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"tasksets need different names: {', '.join(doubled)} is used more than once")
-        if self.eval.tasks and self.eval.every % self.trainer.checkpoint_every:
+        if self.eval.tasks and not self.only_evaluates and self.eval.every % self.trainer.checkpoint_every:
             raise ValueError(
                 f"eval.every ({self.eval.every}) must be a multiple of trainer.checkpoint_every "
                 f"({self.trainer.checkpoint_every}): the policy with the best evaluation is kept as a checkpoint"

@@ -18,7 +18,7 @@ from rftcore.run.join import JoinedRun
 from rftcore.sync.base import LIVE_URI
 from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftdata.attempts.evaluations import Evaluation
-from rftdata.attempts.policies import PolicyVersion, newest_policy, publisher
+from rftdata.attempts.policies import FOLDER, PolicyVersion, newest_policy, publisher
 from rftdata.errors import ModelError
 from rftdata.workers.worker import Worker
 
@@ -100,6 +100,9 @@ class EngineWeights:
         if policy is None:
             return
         version = policy.policy_version_id
+        if policy.method == FOLDER:  # with which the engine began
+            self.checksum = policy.checksum
+            await asyncio.to_thread(self._engine.set_policy_version, version)
         try:
             # The engine may already have the newest, loaded for an evaluation.
             if version != self._engine.policy_version_id or self._are_lost:

@@ -9,29 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from rftcore.engines.base import Decoding
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.taskset_runners import TasksetRunners
 from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.task import Task
 from rftdata.attempts.evaluations import (
     Answer,
     Evaluation,
+    answered_questions,
     claim_evaluation,
     fail_evaluation,
     finish_evaluation,
     questions,
     release_evaluation,
+    reserve_evaluation,
+    store_answers,
+    versions_to_evaluate,
 )
 from rftdata.errors import ModelError
-from rftdata.experience import last_sequence
 from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+_STORE_S = 5.0
+# In this time an engine that has the weights begins to answer beside its rollouts.
+_RESERVE_AFTER_S = 2.0
 
 
 @dataclass(kw_only=True)
@@ -55,6 +63,21 @@ class Evaluator:
     only_evaluates: bool
     lease_s: float
     present: str = field(default="", init=False)
+    _reserved: Evaluation | None = field(default=None, init=False)
+
+    def reserve(self, but: Collection[int]) -> bool:
+        """Return whether this explorer is the one that answers an evaluation of other weights, so that it must claim no more groups.
+
+        One explorer reserves it; the others go on with their rollouts.
+
+        Args:
+            but: policy versions that it evaluates beside its rollouts.
+        """
+        if self._reserved is None and versions_to_evaluate(self.worker.run) - set(but):
+            self._reserved = reserve_evaluation(
+                self.worker.run, self.worker.worker_id, lease_s=self.lease_s, but=but, after_s=_RESERVE_AFTER_S
+            )
+        return self._reserved is not None
 
     async def answer_all(self, policy_version_id: int | None = None) -> bool:
         """Answer every pending evaluation, or those of the weights in the engine; return whether there was one.
@@ -71,7 +94,11 @@ class Evaluator:
         run, worker_id = self.worker.run, self.worker.worker_id
         answered = False
         while not self.worker.should_stop() and not self.failures.outage.pauses:
-            evaluation = claim_evaluation(run, worker_id, lease_s=self.lease_s, policy_version_id=policy_version_id)
+            evaluation = None if policy_version_id is not None else self._reserved
+            if evaluation is None:
+                evaluation = claim_evaluation(run, worker_id, lease_s=self.lease_s, policy_version_id=policy_version_id)
+            else:
+                self._reserved = None
             if evaluation is None:
                 break
             answered = True
@@ -91,23 +118,22 @@ class Evaluator:
     async def _answer(self, evaluation: Evaluation) -> None:
         """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         run, worker_id = self.worker.run, self.worker.worker_id
-        tasks = [Task.from_row(vars(question)) for question in questions(run, evaluation)]
+        asked = self._asked(evaluation)
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.present = f"answers {len(tasks)} questions of {which}"
+        self.present = f"answers {len(asked)} questions of {which}"
         self.worker.set_state(self.present, activity="evaluating")
-        of_taskset = self.runners[evaluation.taskset]
-        decoding = of_taskset.decoding.greedy() if evaluation.decoding == "greedy" else of_taskset.decoding
-        started, before = time.monotonic(), of_taskset.runner.engine.num_generated_tokens
+        started, before = time.monotonic(), self.runners.default.runner.engine.num_generated_tokens
         try:
-            answers = await self._answers(tasks, decoding)
+            answers = await self._answers(evaluation, asked)
         finally:
             self.present = ""
+            self.worker.progress.pop("answered", None)
         if answers is None:
             return
         seconds = time.monotonic() - started
         self.record_rate(before, seconds)
         errors = [answer.error for answer in answers if answer.error]
-        all_failed, what = bool(errors) and len(errors) == len(answers), f"the {len(answers)} answers on {which}"
+        all_failed, what = bool(errors) and len(errors) == len(asked), f"the {len(answers)} answers on {which}"
         if not all_failed:
             self.failures.outage.passed()
         elif (self.only_evaluates or self.failures.outage.lasts) and self.failures.is_outage(
@@ -127,34 +153,50 @@ class Evaluator:
         if errors:
             logger.warning("%d of %s could not be scored and count as 0; the first: %s", len(errors), what, errors[0])
 
-    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
-        """Return one answer per task; None if asked to stop before the last."""
-        running = [asyncio.create_task(self._answer_to(task, decoding)) for task in tasks]
-        pending = set(running)
+    def _asked(self, evaluation: Evaluation) -> list[tuple[Task, int]]:
+        """Return the questions, each as often as it is to be answered, without the answers that another worker has stored."""
+        run = self.worker.run
+        stored = answered_questions(run, evaluation.evaluation_id)
+        tasks = [Task.from_row(vars(question)) for question in questions(run, evaluation)]
+        every = [(task, index) for task in tasks for index in range(evaluation.num_answers)]
+        return [(task, index) for task, index in every if (task.task_id, index) not in stored]
+
+    async def _answers(self, evaluation: Evaluation, asked: list[tuple[Task, int]]) -> list[Answer] | None:
+        """Return the answers that are not stored yet; None if asked to stop before the last, or if another worker answers now.
+
+        Meanwhile answers are stored every few seconds, so that an explorer that takes over asks only for the others. Failed ones are not: it
+        asks for them again.
+        """
+        prompts: dict[int, Prompts] = defaultdict(Prompts)
+        running = [
+            asyncio.create_task(self._answer_to(task, index, evaluation.decoding, prompts[task.task_id]))
+            for task, index in asked
+        ]
+        pending, unstored, stored_at = set(running), list[Answer](), time.monotonic()
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
-                for answer in done:
-                    answer.result()
+                unstored += [answer.result() for answer in done]
+                self.worker.progress["answered"] = f"{len(running) - len(pending)} of {len(running)}"
                 if pending and self.worker.should_stop():
                     return None
-            return [answer.result() for answer in running]
+                if pending and time.monotonic() - stored_at > _STORE_S:
+                    good = [answer for answer in unstored if answer.error is None]
+                    unstored = [answer for answer in unstored if answer.error is not None]
+                    if not await asyncio.to_thread(self._store, evaluation, good):
+                        return None
+                    stored_at = time.monotonic()
+            return unstored
         finally:
             for answer in running:
                 answer.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer_to(self, task: Task, decoding: Decoding) -> Answer:
-        rollout = await self.workflows.run(self.runners[task.taskset].runner.rollout(task, 0, decoding))
-        # A workflow may also write an expert's answer.
-        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
-        answered = sampled or rollout.sequences
-        last = last_sequence(answered)
-        return Answer(
-            task_id=task.task_id,
-            reward=rollout.reward or 0.0,
-            response=last.last_answer if last else "",
-            num_response_tokens=sum(sequence.num_trained_tokens for sequence in answered),
-            finish_reason=last.finish_reason if last else "abort",
-            error=rollout.error,
-        )
+    def _store(self, evaluation: Evaluation, answers: list[Answer]) -> bool:
+        return not answers or store_answers(self.worker.run, evaluation.evaluation_id, self.worker.worker_id, answers)
+
+    async def _answer_to(self, task: Task, index: int, decoding: str, prompts: Prompts) -> Answer:
+        of_taskset = self.runners[task.taskset]
+        sampling = of_taskset.decoding.greedy() if decoding == "greedy" else of_taskset.decoding
+        rollout = await self.workflows.run(of_taskset.runner.rollout(task, index, sampling, prompts=prompts))
+        return Answer.of(task.task_id, rollout)

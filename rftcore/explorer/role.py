@@ -114,7 +114,7 @@ class Explorer:
         self.worker = worker
         self.engine = engine
         # A run on a stored selection samples only for its evaluations.
-        self.only_evaluates = config.sampling.source is not None
+        self.only_evaluates = config.only_evaluates or config.sampling.source is not None
         self.weights = EngineWeights(
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
@@ -285,10 +285,10 @@ class Explorer:
         room = self.outage.room(self._room(), len(self.in_flight))
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0:
             return False
-        # Otherwise an explorer that is never idle, because it is behind its trainer, would answer no evaluation of older weights before the
+        # Otherwise explorers that are never idle, because they are behind their trainer, would answer no evaluation of older weights before the
         # run's end.
         answered = set() if self._evaluation is None else {self.engine.policy_version_id}
-        if not self.outage.lasts and versions_to_evaluate(self.run) - answered:
+        if not self.outage.lasts and self.evaluator.reserve(answered):
             return False
         self.planner.plan()
         policy_step = self.weights.trainer_step

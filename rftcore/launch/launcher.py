@@ -238,6 +238,10 @@ def run_role(
             from rftcore.pipeline.role import main as process
 
         return process(join(), **options)
+    if config.only_evaluates:
+        from rftcore.explorer.evaluation_run import main as evaluate
+
+        return evaluate(join(), **options)
     with large_imports():
         from rftcore.trainer.role import main as train
 
@@ -247,4 +251,6 @@ def run_role(
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:
     """Return the modules of the roles of these runs."""
     explorer = ["rftcore.explorer.role"] if any(config.has_explorer for config in configs) else []
+    if all(config.only_evaluates for config in configs):
+        return [*explorer, "rftcore.explorer.evaluation_run"]
     return [*explorer, "rftcore.pipeline.role", "rftcore.trainer.role"]

@@ -57,7 +57,8 @@ def prepare_run(
         if selected is not None and (sentence := selected.describe_dropped()) is not None:
             report(sentence)
         steps = planned_steps(config, len(selected.item_ids) if selected else None)
-        check_steps(resolved.algorithm, steps)
+        if not config.only_evaluates:
+            check_steps(resolved.algorithm, steps)
         before_storing()
         run = buffer.create_run(
             name=config.run.name,
@@ -65,7 +66,7 @@ def prepare_run(
             seed=config.run.seed,
             steps=steps,
             pipeline_version=resolved.experience_chain.version,
-            mode="both" if config.has_explorer else "train",
+            mode=_mode(config),
             selected=selected,
             parent=parent,
         )
@@ -75,6 +76,12 @@ def prepare_run(
         run = _continue(resolved, resumed, steps)
     _record_models(resolved, run)
     return run
+
+
+def _mode(config: RunConfig) -> str:
+    if config.only_evaluates:
+        return "eval"
+    return "both" if config.has_explorer else "train"
 
 
 def prepare_at_step(
@@ -122,7 +129,8 @@ def _steps_of(resolved: ResolvedRun, stored: Run) -> int:
     """Return the number of steps with which a stored run continues."""
     _refuse_another_source(resolved.config, stored)
     steps = planned_steps(resolved.config, stored.source_rows)
-    check_steps(resolved.algorithm, steps)
+    if not resolved.config.only_evaluates:
+        check_steps(resolved.algorithm, steps)
     return steps
 
 

@@ -222,6 +222,8 @@ def _begins(go_back: GoBack) -> str:
 
 
 def _roles(config: RunConfig) -> str:
+    if config.only_evaluates:
+        return "the evaluations"
     if config.sampling.source is None:
         return "explorer, pipeline and trainer" if config.has_explorer else "pipeline and trainer"
     return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"

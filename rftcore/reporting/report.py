@@ -7,11 +7,13 @@ questions did not choose. Only the run's current history counts, so an interrupt
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from rftcore.reporting.several_answers import SeveralAnswers, measures
 from rftdata.attempts.evaluations import best_step, validation_scores
 from rftdata.attempts.run_models import RunModel, models_of
 from rftdata.buffer import Buffer
@@ -30,6 +32,7 @@ from rftdata.run import Run
 
 # The beginning of a closed group's reason, before the reasons of its rows.
 _CLOSED_BY = "dropped by "
+_Z95 = 1.959964
 _METRICS = ("loss", "value_loss", "explained_variance", "pair_accuracy")
 
 
@@ -43,7 +46,14 @@ def evaluation_title(purpose: str, taskset: str) -> str:
 
 
 class Gain(_Fact):
-    """One taskset and decoding, before and after; rewards are means over the same questions."""
+    """One taskset and decoding, before and after; rewards are means over the same questions.
+
+    Attributes:
+        num_better, num_worse: questions with a greater or a smaller mean reward afterwards.
+        num_only_before, num_only_after: questions that only one of the two answered, which do not count.
+        interval: 95 % confidence interval of the difference, by the normal approximation; None without a standard error.
+        z, p: of a two-sided paired test by the same approximation; None without a spread.
+    """
 
     purpose: str
     taskset: str
@@ -55,7 +65,13 @@ class Gain(_Fact):
     after: float
     difference: float
     standard_error: float | None
+    num_better: int
+    num_worse: int
+    num_only_before: int
+    num_only_after: int
+    interval: tuple[float, float] | None
     z: float | None
+    p: float | None
 
 
 class EvaluationCurve(_Fact):
@@ -63,6 +79,17 @@ class EvaluationCurve(_Fact):
     taskset: str
     decoding: str
     points: list[Point]
+
+
+class Comparison(_Fact):
+    """Two runs, each at its best step, on the tasksets that both answered in the same decoding.
+
+    Attributes:
+        not_compared: sentences about the others.
+    """
+
+    gains: list[Gain]
+    not_compared: list[str]
 
 
 class Steps(_Fact):
@@ -92,6 +119,7 @@ class Report(_Fact):
 
     Attributes:
         observed_tokens: between the answers of experiences, written by users, tools and environments.
+        several_answers: measures of evaluations with several answers to a question.
         forks: number of experiences that begin anew in their rollouts, by cause (`rft.fork`).
         unscored: evaluations with failed answers, which count 0.
         warnings: settings without effect.
@@ -131,6 +159,7 @@ class Report(_Fact):
     train_curve: list[Point]
     metric_curves: dict[str, list[Measure]]
     evaluation_curves: list[EvaluationCurve]
+    several_answers: list[SeveralAnswers]
     unscored: list[str]
     warnings: list[str]
 
@@ -186,6 +215,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         train_curve=results.train_curve(),
         metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in curves.values()],
+        several_answers=_several_answers(run, results, evaluations),
         unscored=_unscored(evaluations),
         warnings=_warnings(steps),
     )
@@ -209,15 +239,23 @@ def _warnings(steps: StepTotals) -> list[str]:
     return [warning]
 
 
-def compare(run: Run, other: Run) -> list[Gain]:
+def compare(run: Run, other: Run) -> Comparison:
     """Compare the final results of `other` and `run` question by question, on every taskset that both answered."""
-    ends = []
+    ends: list[dict[tuple[str, str], EvaluationResult]] = []
     for one in (run, other):
         evaluations = RunResults(one).evaluations()
         best = best_step(_scores(one, evaluations))
-        ends.append({key: _after(curve, best) for key, curve in _by_curve(evaluations).items()})
-    results = RunResults(run)
-    return [gain for key in ends[0] if key in ends[1] and (gain := _paired(results, ends[0][key], ends[1][key]))]
+        ends.append({key[1:]: _after(curve, best) for key, curve in _by_curve(evaluations).items()})
+    results, (of_run, of_other) = RunResults(run), ends
+    gains, alone = [], []
+    for key in dict.fromkeys([*of_run, *of_other]):
+        if key not in of_run or key not in of_other:
+            alone.append(f"{key[0]}, {key[1]}: evaluated in {(run if key in of_run else other).name} alone")
+        elif (gain := _paired(results, of_run[key], of_other[key])) is None:
+            alone.append(f"{key[0]}, {key[1]}: the two runs answered different questions, none of which are the same")
+        else:
+            gains.append(gain)
+    return Comparison(gains=gains, not_compared=alone)
 
 
 def _scores(run: Run, evaluations: Sequence[EvaluationResult]) -> dict[int, float]:
@@ -266,15 +304,44 @@ def _paired(results: RunResults, before: EvaluationResult, after: EvaluationResu
     pair = results.paired(before, after)
     if not pair.num_questions:
         return None
+    error = pair.standard_error
+    z = pair.difference / error if error else None
     return Gain(
         purpose=before.purpose,
         taskset=before.taskset,
         decoding=before.decoding,
         before_step=before.trainer_step,
         after_step=after.trainer_step,
-        z=pair.difference / pair.standard_error if pair.standard_error else None,
+        interval=None if error is None else (pair.difference - _Z95 * error, pair.difference + _Z95 * error),
+        z=z,
+        p=None if z is None else math.erfc(abs(z) / math.sqrt(2)),
         **vars(pair),
     )
+
+
+def _several_answers(run: Run, results: RunResults, evaluations: Sequence[EvaluationResult]) -> list[SeveralAnswers]:
+    """Return the measures of evaluations with several answers to a question, and of all in a run that only evaluates."""
+    chosen = [e for e in evaluations if e.num_answers > 1 or run.mode == "eval"]
+    rewards = results.rewards_of_answers([e.evaluation_id for e in chosen]) if chosen else {}
+    pass_reward = float(run.config.get("eval", {}).get("pass_reward", 1.0))
+    found = []
+    for e in chosen:
+        mean, pass_at, best_at = measures(rewards[e.evaluation_id], pass_reward)
+        found.append(
+            SeveralAnswers(
+                purpose=e.purpose,
+                taskset=e.taskset,
+                decoding=e.decoding,
+                trainer_step=e.trainer_step,
+                num_questions=e.num_questions,
+                num_answers=e.num_answers,
+                pass_reward=pass_reward,
+                mean=mean,
+                pass_at=pass_at,
+                best_at=best_at,
+            )
+        )
+    return found
 
 
 def _curve(curve: Sequence[EvaluationResult]) -> EvaluationCurve:

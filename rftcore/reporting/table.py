@@ -8,14 +8,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from rftcore.reporting.console import OutputConsole
-from rftcore.reporting.report import Gain, Report, evaluation_title
+from rftcore.reporting.report import Comparison, Gain, Report, evaluation_title
+from rftcore.reporting.several_answers import Estimate
 from rftdata.attempts.run_models import RunModel
 from rftdata.reports.results import CheckpointFolder, Receipts
 
 _KV_CACHE = {"recompute": "recomputed", "keep": "kept"}
 
 
-def print_report(reports: Sequence[Report], between: Sequence[Gain] = ()) -> None:
+def print_report(reports: Sequence[Report], between: Comparison | None = None) -> None:
     """Print one report, or two side by side with the paired difference between them."""
     console = OutputConsole(pipe_width=160)
     for one in reports:
@@ -26,11 +27,18 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = ()) -> Non
             console.print(f"{one.run}: no taskset was evaluated.")
         for sentence in one.not_compared:
             console.print(escape(f"{one.run}: {sentence}"))
+        if one.several_answers:
+            console.print(_several_answers(one))
         for warning in (*one.unscored, *one.warnings):
             console.print(f"[red]warning[/red] {escape(warning)}")
-    if between:
+    if between is not None:
         a, b = reports[0].run, reports[1].run
-        console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))
+        if between.gains:
+            console.print(_gains(between.gains, f"{b} against {a}, each at its best step", a, b))
+            for gain in between.gains:
+                console.print(escape(f"{gain.taskset}, {gain.decoding}: {_pairing(gain, a, b)}"))
+        for sentence in between.not_compared:
+            console.print(escape(f"not compared: {sentence}"))
     console.print()
     console.print(_facts(reports))
     for one in reports:
@@ -55,6 +63,50 @@ def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
             "–" if gain.z is None else f"{gain.z:.1f}",
         )
     return table
+
+
+def _pairing(gain: Gain, a: str, b: str) -> str:
+    """Return what a comparison of two runs rests on."""
+    interval = "" if gain.interval is None else f"; 95 % interval {gain.interval[0]:+.3f} to {gain.interval[1]:+.3f}"
+    p = "" if gain.p is None else f", p = {gain.p:.2g}"
+    same = gain.num_questions - gain.num_better - gain.num_worse
+    only = [
+        f"{num} questions were answered by {name} alone and do not count"
+        for num, name in ((gain.num_only_before, a), (gain.num_only_after, b))
+        if num
+    ]
+    text = f"{b} is better on {gain.num_better} questions, worse on {gain.num_worse}, equal on {same}{interval}{p}"
+    return "; ".join([text, *only])
+
+
+def _several_answers(one: Report) -> Table:
+    """Return the table of evaluations with several answers to a question; best@k for the largest k alone, the others are in the JSON."""
+    table = titled(
+        f"Answers of {one.run} (± standard error over questions; an answer passes from a reward of {one.several_answers[0].pass_reward:g})"
+    )
+    table.add_column("taskset")
+    for name in ("step", "questions", "answers each", "mean@n"):
+        table.add_column(name, justify="right")
+    ks = sorted({k for each in one.several_answers for k in each.pass_at})
+    for k in ks:
+        table.add_column(f"pass@{k}", justify="right")
+    table.add_column("best@n", justify="right")
+    for each in one.several_answers:
+        table.add_row(
+            f"{evaluation_title(each.purpose, each.taskset)}, {each.decoding}",
+            str(each.trainer_step),
+            str(each.num_questions),
+            str(each.num_answers),
+            _estimate(each.mean),
+            *(_estimate(each.pass_at[k]) if k in each.pass_at else "–" for k in ks),
+            _estimate(each.best_at[max(each.best_at)]),
+        )
+    return table
+
+
+def _estimate(estimate: Estimate) -> str:
+    error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.3f}"
+    return f"{estimate.value:.3f}{error}"
 
 
 def _facts(reports: Sequence[Report]) -> Table:

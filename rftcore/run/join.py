@@ -136,7 +136,7 @@ class HandStartedRole:
         there = {worker.role for worker in live_workers(self.run) if worker.beats}
         needed = {
             "explorer": self.config.has_explorer,
-            "pipeline": self.config.sampling.source is None,
+            "pipeline": self.config.has_pipeline,
             "trainer": True,
         }
         return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]

@@ -76,7 +76,7 @@ def role_names(config: RunConfig) -> dict[str, list[str]]:
     """Return the names of the processes of a run, by role: a number follows where there are several."""
     numbers = {
         "explorer": config.explorer.num_explorers if config.has_explorer else 0,
-        "pipeline": config.pipelines.workers if config.sampling.source is None else 0,
+        "pipeline": config.pipelines.workers if config.has_pipeline else 0,
         "trainer": 1,
     }
     return {role: [role] if num == 1 else [f"{role} {index}" for index in range(num)] for role, num in numbers.items()}
@@ -88,7 +88,12 @@ def asked_gpus(config: RunConfig) -> int:
     if trainer.num_gpus is None and explorer.tensor_parallel_size == 1:
         return 0
     explorers = explorer.num_explorers if config.has_explorer else 0
-    return explorers * explorer.tensor_parallel_size + (trainer.num_gpus or 1)
+    return explorers * explorer.tensor_parallel_size + _trainer_gpus(config)
+
+
+def _trainer_gpus(config: RunConfig) -> int:
+    """Return the GPUs of the trainer. A run that only evaluates has a process in its place that computes nothing."""
+    return 0 if config.only_evaluates else config.trainer.num_gpus or 1
 
 
 def place_run(resolved: ResolvedRun, machines: Sequence[Machine]) -> Placement:
@@ -126,6 +131,8 @@ def place(config: RunConfig, machines: Sequence[Machine], engine_share: float = 
     without_gpu: dict[str, int | None] = {}
     if not bundles:
         without_gpu = dict.fromkeys((*names["explorer"], *names["trainer"]), 0 if is_together else None)
+    elif config.only_evaluates:
+        without_gpu = dict.fromkeys(names["trainer"])
     without_gpu |= {name: index % len(machines) for index, name in enumerate(names["pipeline"])}
     return Placement(tuple(machines), bundles, is_together, without_gpu)
 
@@ -145,10 +152,11 @@ def _divided(config: RunConfig, explorers: list[str], total: int, where: str) ->
     Raises:
         ConfigError: there are too few.
     """
-    parts, ranks = config.explorer.tensor_parallel_size, config.trainer.num_gpus or 1
+    parts, ranks = config.explorer.tensor_parallel_size, _trainer_gpus(config)
     needed = ranks + parts * len(explorers)
+    trainer = [(ranks, ("trainer",))] if ranks else []
     if needed <= total:
-        return [*((parts, (name,)) for name in explorers), (ranks, ("trainer",))]
+        return [*((parts, (name,)) for name in explorers), *trainer]
     if parts > 1:
         raise ConfigError(
             f"the explorers need {len(explorers)} × {parts} GPUs (explorer.num_explorers × explorer.tensor_parallel_size) and the trainer {ranks}, "
@@ -170,7 +178,7 @@ def _divided(config: RunConfig, explorers: list[str], total: int, where: str) ->
     shared = [*explorers, "trainer"] if ranks == 1 else explorers
     num_shared = total if ranks == 1 else total - ranks
     groups = [(1, tuple(shared[first::num_shared])) for first in range(min(num_shared, len(shared)))]
-    return groups if ranks == 1 else [*groups, (ranks, ("trainer",))]
+    return groups if ranks == 1 else [*groups, *trainer]
 
 
 def _refuse_crowd(num_gpus: int, roles: tuple[str, ...], engine_share: float) -> None:

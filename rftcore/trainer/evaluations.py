@@ -44,6 +44,7 @@ class RunEvaluations:
             decodings=self._config.decodings,
             uri=publication.uri,
             checksum=publication.checksum,
+            num_answers=self._config.num_answers,
         )
 
     def plan_unanswered_validations(self) -> None:
@@ -84,4 +85,5 @@ class RunEvaluations:
                 decodings=["greedy", "sampled"],
                 uri=publication.uri,
                 checksum=publication.checksum,
+                num_answers=self._config.num_answers,
             )

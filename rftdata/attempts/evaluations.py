@@ -8,14 +8,18 @@ run's current history counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rftdata.attempts.attempt import Attempt
+from rftdata.errors import ConfigError
+from rftdata.experience import TURNS, Rollout, last_sequence
+from rftdata.experience import Sequence as Trained
 from rftdata.pipeline.purged import PURGED
 from rftdata.postgres import notify
-from rftdata.postgres.database import copy_rows, execute, fetch, records
+from rftdata.postgres.database import Connection, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
@@ -31,6 +35,7 @@ class Evaluation:
     purpose: str
     taskset: str
     decoding: str
+    num_answers: int
     uri: str
     checksum: str
     error: str | None
@@ -48,14 +53,68 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer to a task. `error`: why it could not be scored, which counts as a reward of 0."""
+    """An answer to a task, with its rollout; its fields are columns of `rft.evaluation_answer`.
+
+    Attributes:
+        error: why it could not be scored, which counts as a reward of 0.
+    """
 
     task_id: int
+    answer_index: int = 0
     reward: float
     response: str
     num_response_tokens: int
     finish_reason: str
     error: str | None = None
+    outcome: str = "ok"
+    stop_reason: str | None = None
+    num_turns: int = 1
+    seconds: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    chats: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, task_id: int, rollout: Rollout) -> Answer:
+        """Return what an evaluation keeps of a rollout. A workflow may also write an expert's answer, which is none of the policy's."""
+        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
+        answered = sampled or rollout.sequences
+        last = last_sequence(answered)
+        return cls(
+            task_id=task_id,
+            answer_index=rollout.index,
+            reward=rollout.reward or 0.0,
+            response=last.last_answer if last else "",
+            num_response_tokens=sum(sequence.num_trained_tokens for sequence in answered),
+            finish_reason=last.finish_reason if last else "abort",
+            error=rollout.error,
+            outcome=rollout.outcome,
+            stop_reason=rollout.stop_reason,
+            num_turns=rollout.num_turns,
+            seconds=rollout.seconds,
+            reward_parts=last.reward_parts if last else {},
+            metrics={name: value for sequence in answered for name, value in sequence.metrics.items()},
+            chats=[_chat(sequence) for sequence in rollout.sequences],
+        )
+
+
+def _chat(sequence: Trained) -> dict[str, Any]:
+    """Return what is kept of a branch of a rollout's chats."""
+    whole = [[sequence.num_prompt_tokens, len(sequence.token_ids), sequence.turn_index or 0]]
+    bounds = sequence.arrays[TURNS].tolist() if TURNS in sequence.arrays else whole
+    rewards = sequence.arrays.get("step_reward")
+    turns = [{"turn": turn, "num_tokens": end - start} for start, end, turn in bounds]
+    if rewards is not None:
+        turns = [{**turn, "step_reward": float(reward)} for turn, reward in zip(turns, rewards, strict=True)]
+    return {
+        "messages": sequence.messages,
+        "fork": sequence.fork,
+        "finish_reason": sequence.finish_reason,
+        "turns": turns,
+    }
+
+
+_COLUMNS = tuple(each.name for each in fields(Answer))
 
 
 def claim_evaluation(
@@ -75,64 +134,101 @@ def claim_evaluation(
     return next(iter(records(Evaluation, rows)), None)
 
 
+def reserve_evaluation(
+    run: Run, worker_id: int, *, lease_s: float, but: Collection[int], after_s: float
+) -> Evaluation | None:
+    """Claim an evaluation that this worker answers once its engine has no rollouts; None if there is none, or another worker does so.
+
+    Args:
+        but: policy versions whose evaluations this worker already answers.
+        after_s: seconds that it must have waited, in which an engine with its weights would have begun.
+    """
+    rows = ride_out(
+        lambda: run.database.fetch(
+            "reserve_evaluation",
+            run_id=run.run_id,
+            worker_id=worker_id,
+            lease_s=lease_s,
+            but=list(but),
+            after_s=after_s,
+        )
+    )
+    return next(iter(records(Evaluation, rows)), None)
+
+
 def questions(run: Run, evaluation: Evaluation) -> list[Question]:
     """Return the tasks of an evaluation."""
     return records(Question, run.database.fetch("evaluation_tasks", taskset=evaluation.taskset))
 
 
+def answered_questions(run: Run, evaluation_id: int) -> set[tuple[int, int]]:
+    """Return task and index of every stored answer of an evaluation."""
+    rows = run.database.fetch("answered_questions", evaluation_id=evaluation_id)
+    return {(row["task_id"], row["answer_index"]) for row in rows}
+
+
+def store_answers(run: Run, evaluation_id: int, worker_id: int, answers: Sequence[Answer]) -> bool:
+    """Store answers of an evaluation before it is finished; return False if the claim has passed to another worker."""
+
+    def store() -> bool:
+        with run.database.transaction() as connection:
+            return _insert(connection, evaluation_id, worker_id, answers)
+
+    return ride_out(store)
+
+
 def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Sequence[Answer], seconds: float) -> bool:
-    """Store the answers and their mean; return False if the claim has passed to another worker.
+    """Store the remaining answers, and the mean of all; return False if the claim has passed to another worker.
 
     Answers with an error count with a reward of 0; the evaluation's row has their number. Of an answer to a task that was purged meanwhile,
     only the numbers are stored.
     """
-    mean = sum(answer.reward for answer in answers) / max(len(answers), 1)
 
     def store() -> bool:
         with run.database.transaction() as connection:
-            there = {row["task_id"] for row in fetch(connection, "lock_tasks", task_ids=[a.task_id for a in answers])}
-            kept = [answer if answer.task_id in there else _without_texts(answer) for answer in answers]
-            done = execute(
-                connection,
-                "finish_evaluation",
-                evaluation_id=evaluation_id,
-                worker_id=worker_id,
-                num_tasks=len(answers),
-                mean_reward=mean,
-                seconds=seconds,
-                error=_failed_answers(kept),
-            )
-            if done:
-                columns = [
-                    ("evaluation_id", "int8"),
-                    ("task_id", "int8"),
-                    ("reward", "float8"),
-                    ("response", "text"),
-                    ("num_response_tokens", "int4"),
-                    ("finish_reason", "text"),
-                    ("error", "text"),
-                ]
-                rows = ((evaluation_id, *map(storable, astuple(answer))) for answer in kept)
-                copy_rows(connection, "rft.evaluation_answer", columns, rows)
-        return bool(done)
+            held = _insert(connection, evaluation_id, worker_id, answers)
+            if held:
+                execute(
+                    connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, seconds=seconds
+                )
+        return held
 
     stored = ride_out(store)
     notify.notify(run.database, notify.RUN)
     return stored
 
 
+def _insert(connection: Connection, evaluation_id: int, worker_id: int, answers: Sequence[Answer]) -> bool:
+    """Store answers if the worker holds the evaluation; return whether it does."""
+    tasks = sorted({answer.task_id for answer in answers})
+    there = {row["task_id"] for row in fetch(connection, "lock_tasks", task_ids=tasks)}
+    if not fetch(connection, "hold_evaluation", evaluation_id=evaluation_id, worker_id=worker_id):
+        return False
+    kept = [answer if answer.task_id in there else _without_texts(answer) for answer in answers]
+    values = {name: [_stored(getattr(answer, name)) for answer in kept] for name in _COLUMNS}
+    execute(connection, "insert_answers", evaluation_id=evaluation_id, task_ids=values.pop("task_id"), **values)
+    return True
+
+
+def _stored(value: Any) -> Any:
+    """Return a value for the database; an object as JSON."""
+    value = storable(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
 def _without_texts(answer: Answer) -> Answer:
-    return replace(answer, response=PURGED, error=answer.error and PURGED)
+    return replace(
+        answer,
+        response=PURGED,
+        error=answer.error and PURGED,
+        reward_parts=_numbers_of(answer.reward_parts),
+        metrics=_numbers_of(answer.metrics),
+        chats=[],
+    )
 
 
-def _failed_answers(answers: Sequence[Answer]) -> str | None:
-    """Return what an evaluation's row says about failed answers. A purge of the first one's task cuts it off at the semicolon."""
-    errors = [answer.error for answer in answers if answer.error]
-    if not errors:
-        return None
-    what = f"{len(errors)} of {len(answers)} answers failed and count 0"
-    quoted = next((error for error in errors if error != PURGED), None)
-    return what if quoted is None else f"{what}; the first: {quoted}"
+def _numbers_of(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if isinstance(value, int | float)}
 
 
 def release_evaluation(run: Run, worker_id: int) -> None:
@@ -162,8 +258,12 @@ def plan_evaluations(
     decodings: Sequence[str],
     uri: str,
     checksum: str,
+    num_answers: int = 1,
 ) -> int:
     """Plan evaluations of one policy version, except those that its history already has; return their number.
+
+    Args:
+        num_answers: to each question if they are sampled; greedy ones would all be equal, so there is one.
 
     Raises:
         FencedError: another attempt holds the run.
@@ -183,6 +283,7 @@ def plan_evaluations(
                         purpose=purpose,
                         taskset=taskset,
                         decoding=decoding,
+                        num_answers=1 if decoding == "greedy" else num_answers,
                         uri=uri,
                         checksum=checksum,
                     )
@@ -191,6 +292,30 @@ def plan_evaluations(
     planned = ride_out(plan)
     notify.notify(attempt.run.database, notify.POLICY)
     return planned
+
+
+def adopt_evaluations(attempt: Attempt, policy_version_id: int, checksum: str) -> None:
+    """Give the unfinished evaluations of a run that only evaluates to an attempt's policy version, which has the same weights.
+
+    Raises:
+        ConfigError: the run has evaluated other weights.
+        FencedError: another attempt holds the run.
+    """
+    run = attempt.run
+    for row in run.database.fetch("evaluated_checksums", run_id=run.run_id):
+        if row["checksum"] != checksum:
+            raise ConfigError(
+                f"the weights of the model have changed since the run {run.name!r} began to evaluate them",
+                value=checksum,
+                allowed=row["checksum"],
+                todo="start another evaluation",
+            )
+
+    def adopt() -> None:
+        with attempt.transaction() as connection:
+            execute(connection, "adopt_evaluations", run_id=run.run_id, policy_version_id=policy_version_id)
+
+    ride_out(adopt)
 
 
 def versions_to_evaluate(run: Run) -> set[int]:

@@ -8,6 +8,9 @@ from datetime import datetime
 from rftdata.postgres.database import records
 from rftdata.run import Run
 
+FOLDER = "folder"
+"""The method of weights with which engines begin, in a run that only evaluates."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyVersion:

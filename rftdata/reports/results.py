@@ -18,6 +18,7 @@ class EvaluationResult:
     taskset: str
     decoding: str
     trainer_step: int
+    num_answers: int
     num_questions: int
     mean: float
     standard_error: float | None
@@ -27,13 +28,22 @@ class EvaluationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two evaluations over their common questions; the means and the difference are None if there are none."""
+    """Two evaluations over their common questions; the means and the difference are None if there are none.
+
+    Attributes:
+        num_better, num_worse: questions with a greater or a smaller mean reward afterwards.
+        num_only_before, num_only_after: questions that only one of the two answered.
+    """
 
     num_questions: int
     before: float
     after: float
     difference: float
     standard_error: float | None
+    num_better: int
+    num_worse: int
+    num_only_before: int
+    num_only_after: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +251,13 @@ class RunResults:
     def checkpoints(self) -> list[CheckpointFolder]:
         """Return the checkpoints of the current history whose files exist, by step."""
         return records(CheckpointFolder, self._rows("report_checkpoints"))
+
+    def rewards_of_answers(self, evaluation_ids: Sequence[int]) -> dict[int, dict[int, list[float]]]:
+        """Return the rewards of evaluations by evaluation and task, in the order of the answers."""
+        found: dict[int, dict[int, list[float]]] = {}
+        for row in self._run.database.fetch("report_answers", evaluation_ids=list(evaluation_ids)):
+            found.setdefault(row["evaluation_id"], {})[row["task_id"]] = row["rewards"]
+        return found
 
     def _rows(self, name: str) -> list[Row]:
         return self._run.database.fetch(name, run_id=self._run.run_id)

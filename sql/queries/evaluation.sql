@@ -1,7 +1,7 @@
 -- name: plan_evaluation
 -- Plan an evaluation, once per step of a history, taskset and decoding.
-INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum)
-SELECT %(run_id)s, %(policy_version_id)s, %(trainer_step)s, %(purpose)s, %(taskset)s, %(decoding)s, %(uri)s, %(checksum)s
+INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, num_answers, uri, checksum)
+SELECT %(run_id)s, %(policy_version_id)s, %(trainer_step)s, %(purpose)s, %(taskset)s, %(decoding)s, %(num_answers)s, %(uri)s, %(checksum)s
 WHERE NOT EXISTS (
     SELECT FROM rft.evaluation e
     JOIN rft.policy_version p USING (policy_version_id)
@@ -26,6 +26,20 @@ SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + 
 FROM picked p WHERE e.evaluation_id = p.evaluation_id
 RETURNING e.*;
 
+-- name: reserve_evaluation
+-- Claim the oldest evaluation that has waited for a while, unless another worker answers one of the same weights. All that reserve at a time
+-- meet at this row, so that one of them gets it; the others wait for its lock, and then find the row claimed.
+UPDATE rft.evaluation e
+SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+WHERE e.evaluation_id = (
+    SELECT p.evaluation_id FROM rft.evaluation p
+    WHERE p.run_id = %(run_id)s AND p.status = 'planned' AND p.policy_version_id <> ALL (%(but)s::bigint[])
+      AND p.planned_at < clock_timestamp() - %(after_s)s * interval '1 s'
+      AND NOT EXISTS (SELECT FROM rft.evaluation o WHERE o.run_id = p.run_id AND o.policy_version_id = p.policy_version_id AND o.status = 'claimed')
+    ORDER BY p.policy_version_id, p.evaluation_id LIMIT 1)
+  AND e.status = 'planned' AND NOT EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = %(worker_id)s AND w.stopped_at IS NOT NULL)
+RETURNING e.*;
+
 -- name: release_evaluations
 -- Release the evaluations of a claim whose answer the explorer never received.
 UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL
@@ -35,11 +49,36 @@ WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 -- The questions of a taskset.
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 
+-- name: answered_questions (read)
+-- The answers of an evaluation that are stored.
+SELECT task_id, answer_index FROM rft.evaluation_answer WHERE evaluation_id = %(evaluation_id)s;
+
+-- name: hold_evaluation
+-- One row if this worker still holds the evaluation, which it then keeps until the end of the transaction.
+SELECT evaluation_id FROM rft.evaluation
+WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed' FOR SHARE;
+
+-- name: insert_answers
+-- Store answers of an evaluation; those that are stored stay as they are.
+INSERT INTO rft.evaluation_answer (evaluation_id, task_id, answer_index, reward, response, num_response_tokens, finish_reason, error, outcome, stop_reason,
+    num_turns, seconds, reward_parts, metrics, chats)
+SELECT %(evaluation_id)s, a.*
+FROM unnest(%(task_ids)s::bigint[], %(answer_index)s::integer[], %(reward)s::float8[], %(response)s::text[], %(num_response_tokens)s::integer[],
+    %(finish_reason)s::text[], %(error)s::text[], %(outcome)s::rft.rollout_outcome[], %(stop_reason)s::rft.stop_reason[], %(num_turns)s::integer[],
+    %(seconds)s::float8[], %(reward_parts)s::jsonb[], %(metrics)s::jsonb[], %(chats)s::jsonb[]) a
+ON CONFLICT DO NOTHING;
+
 -- name: finish_evaluation
--- Finish an evaluation. If some answers could not be scored, `error` gives their number.
-UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_reward = %(mean_reward)s, seconds = %(seconds)s,
-    error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
-WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
+-- Finish an evaluation, whose answers are all stored. If some could not be scored, `error` gives their number.
+UPDATE rft.evaluation e SET status = 'done', num_tasks = a.num_tasks, mean_reward = a.mean_reward, seconds = %(seconds)s, finished_at = clock_timestamp(),
+    lease_until = NULL,
+    error = CASE WHEN a.num_failed > 0 THEN
+        format('%%s of %%s answers failed and count 0', a.num_failed, a.num_answers) || coalesce('; the first: ' || a.first_error, '') END
+FROM (
+    SELECT count(DISTINCT task_id) AS num_tasks, count(*) AS num_answers, coalesce(avg(reward), 0) AS mean_reward, count(error) AS num_failed,
+           (array_agg(error ORDER BY task_id, answer_index) FILTER (WHERE error IS NOT NULL AND error <> '[purged]'))[1] AS first_error
+    FROM rft.evaluation_answer WHERE evaluation_id = %(evaluation_id)s) a
+WHERE e.evaluation_id = %(evaluation_id)s AND e.claimed_by = %(worker_id)s AND e.status = 'claimed';
 
 -- name: lock_evaluation
 -- Lock an evaluation, so that the next statement sees a purge that held it.
@@ -53,8 +92,21 @@ WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND statu
 
 -- name: drop_lost_evaluations
 -- Delete unfinished evaluations of earlier attempts: a new attempt asks for them again. The old rows refer to weights that no longer
--- exist, and a policy version, taskset and decoding can have only one row.
-DELETE FROM rft.evaluation WHERE run_id = %(run_id)s AND status <> 'done';
+-- exist, and a policy version, taskset and decoding can have only one row. A run that only evaluates keeps them: its weights are a folder.
+WITH lost AS (
+    DELETE FROM rft.evaluation e USING rft.run r
+    WHERE e.run_id = %(run_id)s AND r.run_id = e.run_id AND r.mode <> 'eval' AND e.status <> 'done' RETURNING e.evaluation_id)
+DELETE FROM rft.evaluation_answer a USING lost l WHERE a.evaluation_id = l.evaluation_id;
+
+-- name: adopt_evaluations
+-- Give the unfinished evaluations of a run that only evaluates to the policy version that a new attempt published of the same weights.
+UPDATE rft.evaluation SET policy_version_id = %(policy_version_id)s, status = 'planned', claimed_by = NULL, lease_until = NULL, error = NULL,
+    finished_at = NULL
+WHERE run_id = %(run_id)s AND status <> 'done';
+
+-- name: evaluated_checksums (read)
+-- The checksums of the weights that evaluations of a run name.
+SELECT DISTINCT checksum FROM rft.evaluation WHERE run_id = %(run_id)s;
 
 -- name: answered_validations (read)
 -- Finished validations of the run's current history.

@@ -1,25 +1,34 @@
 -- name: report_evaluations (read)
 -- Finished evaluations of the run's current history, one per purpose, taskset, decoding and step.
 SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
-       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens,
-       e.error
+       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.num_answers, a.num_questions, a.mean, a.standard_error,
+       a.num_tokens, e.error
 FROM rft.run r
 JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
 JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.status = 'done'
 CROSS JOIN LATERAL (
     SELECT count(*) AS num_questions, avg(reward) AS mean, stddev_samp(reward) / sqrt(count(*)) AS standard_error,
-           coalesce(sum(num_response_tokens), 0)::bigint AS num_tokens
-    FROM rft.evaluation_answer WHERE evaluation_id = e.evaluation_id) a
+           coalesce(sum(num_tokens), 0)::bigint AS num_tokens
+    FROM (SELECT avg(reward) AS reward, sum(num_response_tokens) AS num_tokens FROM rft.evaluation_answer
+          WHERE evaluation_id = e.evaluation_id GROUP BY task_id) q) a
 WHERE r.run_id = %(run_id)s AND a.num_questions > 0
 ORDER BY e.purpose, e.taskset, e.decoding, e.trainer_step, e.evaluation_id DESC;
 
 -- name: report_paired (read)
--- Compare two evaluations question by question.
+-- Compare two evaluations question by question: each question counts with the mean of its answers.
+WITH b AS (SELECT task_id, avg(reward) AS reward FROM rft.evaluation_answer WHERE evaluation_id = %(before)s GROUP BY task_id),
+a AS (SELECT task_id, avg(reward) AS reward FROM rft.evaluation_answer WHERE evaluation_id = %(after)s GROUP BY task_id)
 SELECT count(*) AS num_questions, avg(b.reward) AS before, avg(a.reward) AS after, avg(a.reward - b.reward) AS difference,
-       stddev_samp(a.reward - b.reward) / sqrt(count(*)) AS standard_error
-FROM rft.evaluation_answer b JOIN rft.evaluation_answer a USING (task_id)
-WHERE b.evaluation_id = %(before)s AND a.evaluation_id = %(after)s;
+       stddev_samp(a.reward - b.reward) / sqrt(count(*)) AS standard_error,
+       count(*) FILTER (WHERE a.reward > b.reward) AS num_better, count(*) FILTER (WHERE a.reward < b.reward) AS num_worse,
+       (SELECT count(*) FROM b) - count(*) AS num_only_before, (SELECT count(*) FROM a) - count(*) AS num_only_after
+FROM b JOIN a USING (task_id);
+
+-- name: report_answers (read)
+-- The rewards of each question of evaluations, in the order of its answers.
+SELECT evaluation_id, task_id, array_agg(reward ORDER BY answer_index) AS rewards FROM rft.evaluation_answer
+WHERE evaluation_id = ANY (%(evaluation_ids)s) GROUP BY evaluation_id, task_id ORDER BY evaluation_id, task_id;
 
 -- name: report_train_curve (read)
 -- Sampled rewards by explorer step, including groups dropped later.

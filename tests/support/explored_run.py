@@ -110,7 +110,9 @@ class Run:
             (self.folder / name).write_text(name)
         return attempt.publish(step, method="memory", uri=str(self.folder / name), num_bytes=1, checksum=name)
 
-    def ask(self, attempt: Attempt, version: int, name: str, *decodings: str, step: int = 0) -> None:
+    def ask(
+        self, attempt: Attempt, version: int, name: str, *decodings: str, step: int = 0, num_answers: int = 1
+    ) -> None:
         plan_evaluations(
             attempt,
             policy_version_id=version,
@@ -120,6 +122,7 @@ class Run:
             decodings=decodings or ["greedy"],
             uri=str(self.folder / name),
             checksum=name,
+            num_answers=num_answers,
         )
 
     def explore(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import (
     Answer,
     claim_evaluation,
     finish_evaluation,
+    reserve_evaluation,
+    store_answers,
     validation_scores,
 )
 from rftdata.workers.worker import Worker
@@ -92,7 +97,7 @@ def test_older_weights_are_evaluated_after_the_rollouts(run: Run, attempt: Attem
             run.ask(attempt, old, "old")
             asked.append(engine.asked)
         elif asked and not engine.answers_sampled:
-            assert run.evaluations()[0]["status"] == "planned" and engine.loaded == ["new"]
+            assert run.evaluations()[0]["status"] in ("planned", "claimed") and engine.loaded == ["new"]
             engine.answers_sampled = True
         return bool(asked) and run.all_answered() and engine.loaded[-1] == "new"
 
@@ -126,3 +131,53 @@ def test_an_evaluation_with_many_failed_answers_chooses_no_checkpoint(run: Run, 
     assert scores(0.0) == {1: 0.5}
     assert scores(0.125) == {1: 0.5, 3: 1.5 * 7 / 8}
     assert sorted(scores(1.0)) == [1, 2, 3]
+
+
+def test_one_explorer_alone_leaves_its_rollouts_for_an_evaluation_of_older_weights(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.ask(attempt, old, "old", "greedy", "sampled")
+    with Worker(run.run, "explorer") as one, Worker(run.run, "explorer") as other:
+
+        def reserved(worker: Worker, **changes: Any) -> str | None:
+            arguments = {"lease_s": 60.0, "but": [], "after_s": 0.0, **changes}
+            found = reserve_evaluation(run.run, worker.worker_id, **arguments)
+            return None if found is None else found.decoding
+
+        assert reserved(one, after_s=60.0) is None, "an engine that has the weights comes first"
+        assert reserved(one, but=[old]) is None
+        assert reserved(one) == "greedy"
+        assert reserved(other) is None, "it goes on with its rollouts"
+        run.buffer.sql("UPDATE rft.evaluation SET status = 'done' WHERE status = 'claimed'")
+        assert reserved(other) == "sampled"
+
+
+def test_several_answers_are_stored_with_their_rollouts_and_only_missing_ones_are_asked_for_again(
+    run: Run, attempt: Attempt
+) -> None:
+    version = run.publish(attempt, 0, "a")
+    run.ask(attempt, version, "a", "sampled", num_answers=3)
+    with Worker(run.run, "explorer") as worker:
+        asked = claim_evaluation(run.run, worker.worker_id, lease_s=60.0)
+        assert asked is not None and asked.num_answers == 3
+        early = [_answer(task_id, index) for task_id in (9, 10) for index in range(3)]
+        assert store_answers(run.run, asked.evaluation_id, worker.worker_id, early)
+        assert store_answers(run.run, asked.evaluation_id, worker.worker_id, early), "a repetition changes nothing"
+        assert not store_answers(run.run, asked.evaluation_id, worker.worker_id + 1, early), "another worker's claim"
+    engine = OneAtATime()
+    run.explore(engine, until=run.all_answered)
+    rows = run.rows(
+        "SELECT task_id, answer_index, reward, response, outcome::text AS outcome, num_turns, reward_parts::text AS parts, messages::text AS messages"
+        " FROM rft.v_evaluation_answer WHERE run_id = %s ORDER BY 1, 2"
+    )
+    assert [(row["task_id"], row["answer_index"]) for row in rows] == [(t, i) for t in range(9, 17) for i in range(3)]
+    (evaluation,) = run.rows("SELECT num_tasks, mean_reward, num_answers FROM rft.evaluation WHERE run_id = %s")
+    assert evaluation == {"num_tasks": 8, "mean_reward": (6 * 0.5 + 18) / 24, "num_answers": 3} and engine.asked >= 18
+    last = rows[-1]
+    assert (last["outcome"], last["num_turns"], json.loads(last["parts"])) == ("ok", 1, {"exact_match": 1.0})
+    assert [message["content"] for message in json.loads(last["messages"])] == ["1+1=", "2"]
+
+
+def _answer(task_id: int, index: int) -> Answer:
+    return Answer(
+        task_id=task_id, answer_index=index, reward=0.5, response="x", num_response_tokens=1, finish_reason="stop"
+    )

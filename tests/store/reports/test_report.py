@@ -318,8 +318,43 @@ def test_two_runs_are_compared_question_by_question_at_their_best_steps(buffer: 
     other.attempt()
     other.evaluation(0, {1: 0, 2: 0})
     other.evaluation(2, {1: 1, 2: 1})
-    (found,) = compare(run.run, other.run)
+    (found,) = compare(run.run, other.run).gains
     assert (found.before, found.after, found.difference, found.before_step, found.after_step) == (0.5, 1.0, 0.5, 4, 2)
+
+
+def test_a_comparison_pairs_the_means_of_several_answers_and_says_what_it_leaves_out(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = run.evaluation(4, {1: 1, 2: 0, 3: 1, 4: 0}, decoding="sampled")
+    buffer.sql("UPDATE rft.evaluation SET num_answers = 2 WHERE evaluation_id = %s", [evaluation])
+    buffer.sql(
+        "INSERT INTO rft.evaluation_answer (evaluation_id, task_id, answer_index, reward, response, num_response_tokens, finish_reason)"
+        " SELECT evaluation_id, task_id, 1, 0, 'b', 3, 'stop' FROM rft.evaluation_answer WHERE evaluation_id = %s",
+        [evaluation],
+    )
+    run.evaluation(4, {9: 1}, taskset="only here")
+    other = StoredRun(buffer, "other")
+    other.attempt()
+    other.evaluation(2, {1: 1, 2: 0, 3: 0.5, 5: 1}, purpose="test", decoding="sampled")
+    both = compare(run.run, other.run)
+    (found,) = both.gains
+    # Means 0.5, 0, 0.5 against 1, 0, 0.5: differences 0.5, 0, 0 with the sample variance 1/12.
+    assert (found.num_questions, found.before, found.after) == (3, pytest.approx(1 / 3), 0.5)
+    assert (found.num_better, found.num_worse, found.num_only_before, found.num_only_after) == (1, 0, 1, 1)
+    assert found.standard_error == pytest.approx(1 / 6) and found.z == pytest.approx(1.0)
+    assert found.p == pytest.approx(0.3173, abs=1e-4) and found.interval == pytest.approx((-0.16, 0.4933), abs=1e-3)
+    assert both.not_compared == ["only here, greedy: evaluated in sums alone"]
+    (several,) = build_report(buffer, "sums").several_answers
+    assert (several.num_answers, several.mean.value, several.pass_at[1].value, several.pass_at[2].value) == (
+        2,
+        0.25,
+        0.25,
+        0.5,
+    )
+    print_report([build_report(buffer, "sums"), build_report(buffer, "other")], both)
+    out = capsys.readouterr().out
+    assert "pass@2" in out and "other is better on 1 questions, worse on 0, equal on 2" in out
+    assert "1 questions were answered by sums alone" in out and "not compared: only here, greedy" in out
 
 
 def test_the_learning_curve_is_a_picture(buffer: rftdata.Buffer, run: StoredRun, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ AS $$
         -- Rows that are deleted because they never counted: finished items, undone draws, unanswered questions.
         ('draw', true, true, '{times_sampled}'),
         ('endpoint_usage', true, false, '{num_calls, num_tokens, cost, updated_at}'),
-        ('evaluation', true, true, '{status, claimed_by, lease_until, num_lost, num_tasks, mean_reward, seconds, error, finished_at}'),
-        ('evaluation_answer', true, false, '{}'),
+        ('evaluation', true, true, '{policy_version_id, status, claimed_by, lease_until, num_lost, num_tasks, mean_reward, seconds, error, finished_at}'),
+        ('evaluation_answer', true, true, '{}'),
         ('experience', true, false, '{reward, reward_final}'),
         ('experience_origin', true, false, '{}'),
         ('shared_device', true, false, '{holder, wanted_by, since}'),
