@@ -127,6 +127,7 @@ class Report(_Fact):
 
     run: str
     run_id: int
+    mode: str
     status: str
     outcome: str | None
     seed: int
@@ -179,10 +180,13 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
     best = best_step(_scores(run, evaluations))
     totals, steps, checkpoints = results.totals(), results.steps(), results.checkpoints()
     curves = _by_curve(evaluations)
-    alone = {key: _why_alone(curve, best, steps.before_fork) for key, curve in curves.items()}
+    # A run that only evaluates has one result of each taskset, which the table of answers has.
+    only_evaluates = run.mode == "eval"
+    alone = {} if only_evaluates else {key: _why_alone(curve, best, steps.before_fork) for key, curve in curves.items()}
     return Report(
         run=run.name,
         run_id=run.run_id,
+        mode=run.mode,
         status=run.status,
         outcome=run.outcome,
         seed=run.seed,
@@ -333,6 +337,7 @@ def _several_answers(run: Run, results: RunResults, evaluations: Sequence[Evalua
                 taskset=e.taskset,
                 decoding=e.decoding,
                 trainer_step=e.trainer_step,
+                checksum=e.checksum,
                 num_questions=e.num_questions,
                 num_answers=e.num_answers,
                 pass_reward=pass_reward,

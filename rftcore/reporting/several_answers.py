@@ -28,6 +28,7 @@ class SeveralAnswers(BaseModel):
     """An evaluation with `num_answers` answers to each question. `pass_at` and `best_at` are by k.
 
     Attributes:
+        checksum: of the weights that answered.
         pass_reward: the reward from which an answer passes.
     """
 
@@ -37,6 +38,7 @@ class SeveralAnswers(BaseModel):
     taskset: str
     decoding: str
     trainer_step: int
+    checksum: str
     num_questions: int
     num_answers: int
     pass_reward: float

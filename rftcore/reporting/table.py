@@ -23,7 +23,7 @@ def print_report(reports: Sequence[Report], between: Comparison | None = None) -
         title = f"Held-out reward of {one.run}, paired by question (± standard error)"
         if one.gains:
             console.print(_gains(one.gains, title, "before", "after"))
-        elif not one.not_compared:
+        elif not one.not_compared and not one.several_answers:
             console.print(f"{one.run}: no taskset was evaluated.")
         for sentence in one.not_compared:
             console.print(escape(f"{one.run}: {sentence}"))
@@ -71,11 +71,11 @@ def _pairing(gain: Gain, a: str, b: str) -> str:
     p = "" if gain.p is None else f", p = {gain.p:.2g}"
     same = gain.num_questions - gain.num_better - gain.num_worse
     only = [
-        f"{num} questions were answered by {name} alone and do not count"
+        f"{name} alone answered {num} further question{'' if num == 1 else 's'}, which do not count"
         for num, name in ((gain.num_only_before, a), (gain.num_only_after, b))
         if num
     ]
-    text = f"{b} is better on {gain.num_better} questions, worse on {gain.num_worse}, equal on {same}{interval}{p}"
+    text = f"of {gain.num_questions} questions, {b} is better on {gain.num_better}, worse on {gain.num_worse}, equal on {same}{interval}{p}"
     return "; ".join([text, *only])
 
 
@@ -122,7 +122,22 @@ def _facts(reports: Sequence[Report]) -> Table:
     return table
 
 
+def _facts_of_evaluations(one: Report) -> list[tuple[str, str]]:
+    """Return the facts about a run that only evaluates."""
+    origins = [_origin(model) for model in one.models if model.used_as == "policy"]
+    return [
+        ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
+        ("model", ", ".join(origins) or one.model),
+        ("checksum", ", ".join(dict.fromkeys(each.checksum for each in one.several_answers)) or "–"),
+        ("time", _seconds(one.wall_seconds)),
+        ("tokens", f"{one.evaluated_tokens:,} for evaluation"),
+        ("buffer", one.buffer),
+    ]
+
+
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
+    if one.mode == "eval":
+        return _facts_of_evaluations(one)
     steps, groups = one.steps, one.groups
     still = (
         f", {steps.without_gradient} without a gradient (these did not change the weights; groups with equal rewards give no gradient)"

@@ -18,6 +18,7 @@ class EvaluationResult:
     taskset: str
     decoding: str
     trainer_step: int
+    checksum: str
     num_answers: int
     num_questions: int
     mean: float

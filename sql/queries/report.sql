@@ -1,7 +1,7 @@
 -- name: report_evaluations (read)
 -- Finished evaluations of the run's current history, one per purpose, taskset, decoding and step.
 SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
-       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.num_answers, a.num_questions, a.mean, a.standard_error,
+       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.checksum, e.num_answers, a.num_questions, a.mean, a.standard_error,
        a.num_tokens, e.error
 FROM rft.run r
 JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id

@@ -21,6 +21,14 @@ def show_results(buffer: Buffer, run: Run, view: View) -> None:
     """
     report = build_report(buffer, run.name)
     option = buffer_option(buffer.location)
+    if run.mode == "eval":
+        view.close()
+        print_report([report])
+        print(f"""
+Try next:
+  rft report {run.name} OTHER{option}   # question by question against another run
+  rft sql{option} "select task_key, answer_index, reward, response, error from rft.v_evaluation_answer where run = '{run.name}' limit 5" """)
+        return
     picture = str(run.folder / "learning_curve.png")
     try:
         write_learning_curve(report, Path(picture))

@@ -353,8 +353,8 @@ def test_a_comparison_pairs_the_means_of_several_answers_and_says_what_it_leaves
     )
     print_report([build_report(buffer, "sums"), build_report(buffer, "other")], both)
     out = capsys.readouterr().out
-    assert "pass@2" in out and "other is better on 1 questions, worse on 0, equal on 2" in out
-    assert "1 questions were answered by sums alone" in out and "not compared: only here, greedy" in out
+    assert "pass@2" in out and "of 3 questions, other is better on 1, worse on 0, equal on 2" in out
+    assert "sums alone answered 1 further question" in out and "not compared: only here, greedy" in out
 
 
 def test_the_learning_curve_is_a_picture(buffer: rftdata.Buffer, run: StoredRun, tmp_path: Path) -> None:
