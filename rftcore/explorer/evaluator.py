@@ -17,7 +17,7 @@ from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.taskset_runners import TasksetRunners
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.workflows.chat_encoding import Prompts
+from rftcore.workflows.prompts import Prompts
 from rftcore.workflows.task import Task
 from rftdata.attempts.evaluations import (
     Answer,
