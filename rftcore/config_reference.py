@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -38,7 +38,7 @@ _ELSEWHERE = {
     "config": "the stages of a file",
 }
 # Keys that other keys set, as their descriptions explain.
-_SET_ELSEWHERE = ("explorer.engine_args.adapter_rank",)
+_SET_ELSEWHERE = ("explorer.engine_args.adapter_rank", "explorer.reward[].column")
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,12 @@ def _further() -> dict[str, list[Key]]:
         ]
     for name in REWARDS.builtins:
         reward: Callable[..., object] = REWARDS.load(name)
+        section = getattr(reward, "Config", None)
+        if section is not None:
+            # Without the keys of endpoints and budgets, which the pages of stages explain.
+            of_section = [key for key in _of_section(section, "explorer.reward[].") if key.name.count(".") == 2]
+            rewards += [replace(key, plugin=f"explorer.reward: {name}") for key in of_section]
+            continue
         passed = () if isinstance(reward, type) else tuple(inspect.signature(reward).parameters)[:2]
         rewards += [
             Key(f"explorer.reward[].{key.name}", key.type, key.default, key.meaning, f"explorer.reward: {name}")

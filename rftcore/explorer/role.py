@@ -43,6 +43,7 @@ from rftcore.teachers.base import Teacher
 from rftcore.tools.tool_boxes import ToolBoxes
 from rftdata.attempts.evaluations import versions_to_evaluate
 from rftdata.experience import Group
+from rftdata.pipeline.budget import RunUsage
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
@@ -124,7 +125,8 @@ class Explorer:
         self.outage = self.failures.outage
         self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
         self.max_staleness = config.sampling.max_staleness
-        self.runners = TasksetRunners.of(resolved, self._runner(source))
+        self.usage = RunUsage(joined.run)
+        self.runners = TasksetRunners.of(resolved, self._runner(source), self.usage)
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s),
             self._show_blocking,
@@ -145,7 +147,7 @@ class Explorer:
             engine=self.engine,
             workflow=self.resolved.workflow,
             workflow_args=self.config.workflow_args,
-            scorer=scorer_of(self.resolved),
+            scorer=scorer_of(self.resolved, self.usage),
             timeout_s=self.config.rollout_timeout_s,
             close_s=self.config.close_timeout_s,
             limits=limits_of(self.config),

@@ -17,11 +17,13 @@ from rftcore.failures import FunctionFailedError, waited_at
 from rftcore.rewards import LoadedReward
 from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.rewards.combination import RewardTotal
+from rftcore.rewards.judging_stage import JudgingReward
 from rftcore.rollout_clock import clock_suspended
 from rftcore.user_functions.function_process import Functions, Question, TimeLimit
 from rftcore.user_functions.function_processes import FunctionProcesses
 from rftcore.workflows.task import Score, Task, TokenRewards, Turn
 from rftdata.errors import RftError
+from rftdata.pipeline.budget import MemoryUsage, UsageLedger
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -64,6 +66,7 @@ class Scorer:
         timeout_s: a call of a plain function that takes longer fails.
         limit: the setting with that value, for messages; explorer.reward_timeout_s by default.
         max_processes: maximum number of processes for plain functions.
+        usage: counts what rewards spend on calls of models, by the name of the reward; in this process without it.
     """
 
     def __init__(
@@ -75,11 +78,16 @@ class Scorer:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         limit: str = "",
         max_processes: int = 8,
+        usage: UsageLedger | None = None,
     ) -> None:
         self._limit = TimeLimit(timeout_s, limit or f"explorer.reward_timeout_s = {timeout_s:g} s")
         self._of_turns = [reward for reward in rewards.values() if not reward.of_group]
         self._of_groups = [reward for reward in rewards.values() if reward.of_group]
         self._combination: Combination = combination
+        self._judges = [reward.function for reward in rewards.values() if isinstance(reward.function, JudgingReward)]
+        for key, reward in rewards.items():
+            if isinstance(reward.function, JudgingReward):
+                reward.function.count_usage(key, usage or MemoryUsage())
         outside = [reward.config for reward in rewards.values() if not _runs_here(reward.function)]
         functions = Functions("reward", load_checked, outside, base_dir)
         self._processes = FunctionProcesses(functions, max_processes) if outside else None
@@ -169,7 +177,9 @@ class Scorer:
             raise FunctionFailedError(f"{text}{waited_at(error)}", text, timed_out=True) from error
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes and the connections to judges."""
+        for judge in self._judges:
+            judge.close()
         if self._processes is not None:
             self._processes.close()
 

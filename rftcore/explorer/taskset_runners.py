@@ -14,6 +14,7 @@ from rftcore.explorer.scorer import Scorer
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.limits import Limits
 from rftcore.workflows.task import Task
+from rftdata.pipeline.budget import UsageLedger
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,15 @@ class TasksetRunners:
     _own: Mapping[str, TasksetRunner]
 
     @classmethod
-    def of(cls, resolved: ResolvedRun, runner: RolloutRunner) -> TasksetRunners:
+    def of(cls, resolved: ResolvedRun, runner: RolloutRunner, usage: UsageLedger | None = None) -> TasksetRunners:
         """Return the runners of a run.
 
         Args:
             runner: that of tasksets without settings of their own.
+            usage: counts what rewards spend on calls of models.
         """
         own = {
-            taskset.name: _own_runner(resolved.for_taskset(taskset.name), runner)
+            taskset.name: _own_runner(resolved.for_taskset(taskset.name), runner, usage)
             for taskset in resolved.config.tasksets
             if taskset.of_explorer
         }
@@ -105,7 +107,7 @@ def environments_of(resolved: ResolvedRun) -> EnvironmentHosts:
     )
 
 
-def scorer_of(resolved: ResolvedRun) -> Scorer:
+def scorer_of(resolved: ResolvedRun, usage: UsageLedger | None = None) -> Scorer:
     """Return what calls the rewards of a run, or of a taskset's view of it."""
     explorer = resolved.config.explorer
     allowed_s, limit = explorer.reward_limit
@@ -116,16 +118,17 @@ def scorer_of(resolved: ResolvedRun) -> Scorer:
         timeout_s=allowed_s,
         limit=limit,
         max_processes=explorer.reward_processes,
+        usage=usage,
     )
 
 
-def _own_runner(view: ResolvedRun, runner: RolloutRunner) -> TasksetRunner:
+def _own_runner(view: ResolvedRun, runner: RolloutRunner, usage: UsageLedger | None) -> TasksetRunner:
     explorer = view.config.explorer
     own = replace(
         runner,
         workflow=view.workflow,
         workflow_args=explorer.workflow_args,
-        scorer=scorer_of(view),
+        scorer=scorer_of(view, usage),
         timeout_s=explorer.rollout_timeout_s,
         close_s=explorer.close_timeout_s,
         limits=limits_of(explorer),

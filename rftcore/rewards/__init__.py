@@ -1,8 +1,9 @@
 """Rewards: functions of a turn and its task. One file each, listed in this table.
 
 A reward is `def reward(turn: Turn, task: Task, *, arguments…) -> float | TokenRewards | dict[str, …]`, plain or async, or a class whose instances are
-called so and whose constructor takes the arguments. Several rewards combine (`rftcore.rewards.combination`). A mapping counts with its sum, and its
-parts are stored. `TokenRewards` have one number per token of the response. An exception becomes the rollout's recorded outcome.
+called so and whose constructor takes the arguments. If the class has a pydantic model `Config`, the constructor takes one of it. Several rewards combine
+(`rftcore.rewards.combination`). A mapping counts with its sum, and its parts are stored. `TokenRewards` have one number per token of the response. An exception
+becomes the rollout's recorded outcome.
 
 A plain function runs in a separate process (`rftcore.user_functions.function_processes`), an async one in the event loop of the workflows. A plain
 function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
@@ -23,11 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from rftcore.config.reward import RewardConfig
 from rftcore.rewards.answered_rollout import AnsweredRollout
 from rftcore.rewards.arguments import checked_arguments
 from rftcore.rewards.reward_model import PREFIX, RewardModel
 from rftcore.workflows.task import Task, TokenRewards, Turn
+from rftdata.config_errors import parse_section
 from rftdata.errors import PluginError, RftError, refuse
 from rftdata.plugins import Registry
 
@@ -42,11 +46,14 @@ REWARDS = Registry[Any](
         "countdown": "rftcore.rewards.countdown:countdown",
         "exact_match": "rftcore.rewards.exact_match:exact_match",
         "format": "rftcore.rewards.format:Format",
+        "judge": "rftcore.rewards.judge:JudgeReward",
         "length": "rftcore.rewards.length:Length",
         "math_verify": "rftcore.rewards.math_verify:MathVerify",
         "overlong": "rftcore.rewards.overlong:Overlong",
         "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
         "repetition": "rftcore.rewards.repetition:repetition",
+        "rubric": "rftcore.rewards.rubric:RubricReward",
+        "ruler": "rftcore.rewards.ruler:RulerReward",
         "shortest_correct": "rftcore.rewards.shortest_correct:shortest_correct",
     },
 )
@@ -57,12 +64,12 @@ class LoadedReward:
     """An entry of `explorer.reward` with its function.
 
     Attributes:
-        function: the function, or the instance of a class.
+        function: the function, a `Reward`, or the instance of a class.
         arguments: those of each call of the function.
     """
 
     config: RewardConfig
-    function: Reward
+    function: Any
     arguments: Mapping[str, Any]
 
     @property
@@ -102,6 +109,13 @@ def _load(config: RewardConfig, base_dir: Path) -> LoadedReward:
             config, RewardModel(base_dir / Path(config.name.removeprefix(PREFIX)).expanduser()), config.arguments
         )
     loaded = REWARDS.load(config.name, base_dir)
+    section = getattr(loaded, "Config", None)
+    if isinstance(loaded, type) and isinstance(section, type) and issubclass(section, BaseModel):
+        try:
+            values = {"config": parse_section(section, config.arguments, within=within)}
+        except RftError as error:
+            raise error.about(origin) from error
+        return LoadedReward(config, _made(loaded, values, origin), {})
     if isinstance(loaded, type):
         arguments = checked_arguments(loaded, 0, config.arguments, origin, within=within)
         return LoadedReward(config, _made(loaded, arguments, origin), {})

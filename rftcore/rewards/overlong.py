@@ -25,8 +25,8 @@ class Overlong:
     """A penalty of −1 … 0.
 
     Args:
-        max_tokens: L_max: the length from which the full penalty applies.
-        cache_tokens: L_cache: the number of tokens before L_max over which the penalty grows.
+        max_tokens: length from which the full penalty applies.
+        cache_tokens: number of tokens before that length over which the penalty grows.
 
     Raises:
         ConfigError: cache_tokens is more than max_tokens.
