@@ -40,6 +40,7 @@ ADVANTAGES: Registry[type[Advantage]] = Registry(
         "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
         "otb": "rftcore.algorithms.advantages.otb:OTB",
         "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
+        "rae": "rftcore.algorithms.advantages.rae:RAE",
         "remax": "rftcore.algorithms.advantages.remax:ReMax",
         "returns": "rftcore.algorithms.advantages.returns:Returns",
         "teacher": "rftcore.algorithms.advantages.teacher:Teacher",

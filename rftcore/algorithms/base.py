@@ -43,7 +43,7 @@ Signal = Literal[
     "mismatched",
     "teacher_logits",
 ]
-Column = Literal["step_rewards", "state", "baseline_rewards", "reward_parts"]
+Column = Literal["step_rewards", "state", "baseline_rewards", "reward_parts", "role_baselines"]
 PER_TURN: frozenset[Column] = frozenset({"step_rewards", "state"})
 Unit = Literal["token", "sequence", "pair"]
 
@@ -76,6 +76,7 @@ class StepBatch:
         step_rewards_BA: float32; reward of each turn alone, 0 where `turn_BA` is -1. None where workflows recorded none.
         state_BA: int64; hash of the environment's state before each turn, 0 where `turn_BA` is -1. None where workflows recorded none.
         baseline_rewards_B: float32; reward of the greedy response to the same task, None where none was sampled.
+        role_baselines_B: float32; running mean reward of the sequence's taskset and role before its rollout, None where no part reads it.
         reward_parts_B: float32 [B, K]; the rewards by name, as sampled, None where they are not read.
         reward_names: names of the K.
     """
@@ -94,6 +95,7 @@ class StepBatch:
     step_rewards_BA: Tensor | None = None
     state_BA: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
+    role_baselines_B: Tensor | None = None
     reward_parts_B: Tensor | None = None
     reward_names: tuple[str, ...] = ()
 

@@ -23,6 +23,10 @@ RECORDED_BY: dict[Column, tuple[str, str]] = {
         "the reward of a greedy rollout of the task",
         "let the explorer sample the groups with explorer.greedy_baseline: true, which is the default of algorithms that need it",
     ),
+    "role_baselines": (
+        "the running mean reward of its taskset and role",
+        "derive the advantage from rftcore.algorithms.advantages.rae:RAE, for which the trainer keeps them in rft.role_baseline",
+    ),
     "reward_parts": (
         "the same named rewards that its others have",
         "name several functions in explorer.reward, or let one return a mapping with the same names each time",

@@ -24,6 +24,7 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
+from rftcore.trainer.batches.role_baselines import RoleBaselines
 from rftcore.trainer.evaluations import RunEvaluations
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
@@ -37,6 +38,7 @@ from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.batch import Batch
 from rftdata.attempts.evaluations import failed_evaluations, num_open_evaluations, weights_of_open_evaluations
+from rftdata.attempts.role_baselines import RoleBaseline
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
@@ -105,6 +107,7 @@ class TrainerRole:
         self.device = device
         self.learner = device.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
+        self.baselines = RoleBaselines(attempt, self.learner.algorithm)
         self.checkpoints = RunCheckpoints(attempt, worker, self.learner, self.folder, config)
         self.checkpoints.remove_abandoned()
         if attempt.checkpoint:
@@ -174,11 +177,12 @@ class TrainerRole:
             self.next_batch.draw_ahead(step + 1)
         if not self.device.take(self._should_stop):
             return False
-        batch, metrics = prepared.drawn, dict[str, float]()
+        batch, metrics, baselines = prepared.drawn, dict[str, float](), list[RoleBaseline]()
         if prepared.train is not None:
+            train, baselines = self.baselines.advance(batch, prepared.train)
             self.worker.set_state(f"trains step {step} on {len(batch)} experiences", activity="training")
             started = time.monotonic()
-            metrics = self.learner.update(prepared.train, step)
+            metrics = self.learner.update(train, step)
             failpoint("trainer.updated")
             self.device.free()
             timing.train = time.monotonic() - started
@@ -197,7 +201,7 @@ class TrainerRole:
             begun = self.checkpoints.begin(step, self.policy_version_id)
         timing.publish = time.monotonic() - started
         self.worker.set_state(f"records step {step}", activity="recording")
-        self._record(step, batch, timing, metrics)
+        self._record(step, batch, timing, metrics, baselines)
         if begun is not None:
             self.checkpoints.commit_later(begun)
         self._skipped_in_a_row = 0 if len(batch) else self._skipped_in_a_row + 1
@@ -245,7 +249,14 @@ class TrainerRole:
             what = f"{self.config.trainer.batch_groups} {kind} for step {step}"
         self.worker.set_state("waits", what)
 
-    def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
+    def _record(
+        self,
+        step: int,
+        batch: Batch,
+        timing: _Timing,
+        metrics: dict[str, float],
+        baselines: list[RoleBaseline],
+    ) -> None:
         metrics = metrics | batch_metrics(batch)
         metrics |= {f"selector/{name}": value for name, value in selector_metrics(self.run).items()}
         self.attempt.record_step(
@@ -255,6 +266,7 @@ class TrainerRole:
             train_seconds=timing.train,
             publish_seconds=timing.publish,
             metrics=metrics,
+            baselines=baselines,
         )
         shown: dict[str, float] = {key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics}
         self.worker.progress |= {"step": step, **shown}

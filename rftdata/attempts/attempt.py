@@ -19,6 +19,7 @@ from rftdata.attempts.batch import Batch
 from rftdata.attempts.checkpoints import Checkpoint
 from rftdata.attempts.draws import Draws
 from rftdata.attempts.hold import Hold
+from rftdata.attempts.role_baselines import RoleBaseline
 from rftdata.attempts.sampling import SamplingConfig, checked_formula
 from rftdata.errors import QueryError
 from rftdata.failpoints import failpoint
@@ -246,8 +247,14 @@ class Attempt(Hold):
         train_seconds: float,
         publish_seconds: float,
         metrics: dict[str, float],
+        baselines: Sequence[RoleBaseline] = (),
     ) -> None:
-        """Record that a step is done; a batch without experiences is a skipped step."""
+        """Record that a step is done; a batch without experiences is a skipped step.
+
+        Args:
+            baselines: those of roles that the step advanced; stored in the same transaction.
+        """
+        keys = {"attempt_id": self.attempt_id, "trainer_step": step}
         result = {
             "outcome": "trained" if len(batch) else "skipped",
             "reason": batch.short_reason,
@@ -259,9 +266,23 @@ class Attempt(Hold):
             "publish_seconds": publish_seconds,
             "metrics": Jsonb(storable(metrics)),
         }
-        self._write_once(step, "insert_train_step", result, "train_step_done")
+
+        def write() -> None:
+            with self.transaction() as connection:
+                if fetch(connection, "train_step_done", **keys):  # by an earlier try, whose answer was lost
+                    return
+                fetch(connection, "insert_train_step", run_id=self.run.run_id, **keys, **result)
+                for each in baselines:
+                    execute(connection, "insert_role_baseline", run_id=self.run.run_id, **keys, **vars(each))
+
+        ride_out(write)
         failpoint("trainer.recorded")
         notify.notify(self.run.database, notify.RUN)
+
+    def role_baselines(self) -> dict[tuple[str, str], RoleBaseline]:
+        """Return the baselines of roles as the last step of the attempt's history left them, by taskset and role."""
+        rows = self.run.database.fetch("role_baselines", attempt_id=self.attempt_id)
+        return {(found.taskset, found.role): found for found in records(RoleBaseline, rows)}
 
     def commit_checkpoint(
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0

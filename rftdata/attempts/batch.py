@@ -28,6 +28,7 @@ ROWS = pa.schema(
         ("rollout_index", pa.int32()),
         ("turn_index", pa.int32()),
         ("role", pa.string()),
+        ("taskset", pa.string()),
         ("reward", pa.float64()),
         ("turn_rewards", pa.list_(pa.float64())),
         ("staleness", pa.int32()),
@@ -47,8 +48,8 @@ class Batch:
     Attributes:
         step: the trainer step, from 1.
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
-            chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, role, reward (as at the draw, or at
-            the run's label cut; null if there is none), turn_rewards (of its turns, if a label changed one of them; null if they are as
+            chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, role, taskset, reward (as at the draw, or
+            at the run's label cut; null if there is none), turn_rewards (of its turns, if a label changed one of them; null if they are as
             sampled, or there are none), staleness, importance_weight (factor for the experience's loss; 1 unless
             sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), reward_parts (name and value of each, as sampled),
             num_prompt_tokens, num_response_tokens, num_trained_tokens.

@@ -4,7 +4,8 @@ SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, 
 
 -- name: drawn_rows (read)
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
-SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, e.role, d.reward_used AS reward,
+SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, e.role,
+       (SELECT t.taskset FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE g.group_id = e.group_id) AS taskset, d.reward_used AS reward,
        d.turn_rewards_used AS turn_rewards, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, b.reward AS baseline_reward, e.reward_parts, e.num_prompt_tokens, e.num_response_tokens,
        e.num_trained_tokens, e.segment_id, e.segment_row
@@ -147,6 +148,19 @@ INSERT INTO rft.train_step (attempt_id, trainer_step, run_id, outcome, reason, n
 VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %(num_groups)s, %(num_experiences)s, %(num_tokens)s,
     %(wait_seconds)s, %(train_seconds)s, %(publish_seconds)s, %(metrics)s)
 RETURNING attempt_id, trainer_step;
+
+-- name: insert_role_baseline
+-- Store the baseline of a role after a step of an attempt.
+INSERT INTO rft.role_baseline (attempt_id, trainer_step, run_id, taskset, role, baseline, num_rollouts)
+VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(taskset)s, %(role)s, %(baseline)s, %(num_rollouts)s);
+
+-- name: role_baselines (read)
+-- The newest baseline of each role on an attempt's history.
+SELECT DISTINCT ON (b.taskset, b.role) b.taskset, b.role, b.baseline, b.num_rollouts
+FROM rft.v_attempt_history h
+JOIN rft.role_baseline b ON b.attempt_id = h.attempt_id AND (h.last_step IS NULL OR b.trainer_step <= h.last_step)
+WHERE h.history_id = %(attempt_id)s
+ORDER BY b.taskset, b.role, b.trainer_step DESC;
 
 -- name: train_step_done (read)
 -- One row if the attempt has finished the step.

@@ -94,6 +94,7 @@ def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
         step_rewards_BA=torch.arange(12)[:, None] / 12.0,
         state_BA=torch.arange(12)[:, None] % 4,
         baseline_rewards_B=torch.full((12,), 0.25),
+        role_baselines_B=torch.full((12,), 0.25),
         paired=paired,
         reward_parts_B=torch.stack([torch.arange(12) % 3 / 2.0, torch.arange(12) % 2 / 1.0], dim=1),
         reward_names=("right", "short"),

@@ -27,6 +27,8 @@ from rftdata.errors import RoleFailedError
 from rftdata.experience import TURNS
 
 ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN, TURNS)
+# Columns that are known only when the step begins (`rftcore.trainer.batches.role_baselines`).
+OF_THE_STEP: frozenset[Column] = frozenset({"role_baselines"})
 _ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_hash"}
 
 # One entry per experience, or per turn of each, and whether the experience has it.
@@ -58,11 +60,12 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             f"experience {missing[0]} was drawn without a reward",
             todo="set its reward, or add a stage that drops such rows",
         )
+    _refuse_roles_without_a_baseline(batch, algorithm)
     tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in PER_TOKEN if batch.has(name)}
     turns = turns_of(batch)
     columns = {
         column: _numbers(batch, column, turns)
-        for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
+        for column in (*sorted(algorithm.columns - OF_THE_STEP), *sorted(algorithm.optional_columns))
     }
     present = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
     names = _reward_names(batch) if "reward_parts" in present else ()
@@ -86,6 +89,17 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         if column in present or column in algorithm.columns:
             _refuse_missing(batch, algorithm, trained, column, torch.from_numpy(is_present))
     return trained
+
+
+def _refuse_roles_without_a_baseline(batch: Batch, algorithm: Algorithm) -> None:
+    roles = batch.rows["role"].drop_null()
+    if "baseline_rewards" in algorithm.columns and len(roles):
+        raise RoleFailedError(
+            f"{algorithm.name} compares a rollout with the greedy one of its group, which has one reward for all roles",
+            value=roles[0].as_py(),
+            allowed="workflows of one role",
+            todo="name an algorithm that compares each role with itself, such as rae or grpo",
+        )
 
 
 def _compared_groups(batch: Batch) -> npt.NDArray[np.int64]:

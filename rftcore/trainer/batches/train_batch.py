@@ -34,6 +34,7 @@ class TrainBatch:
         token_rewards_BT, teacher_logprobs_BT: float32; None where no experience has such an array. An experience without the first has 0,
             without the second NaN.
         step_rewards_BA, state_BA: one number per turn, None where no experience has any; see `StepBatch`.
+        role_baselines_B: one number per experience, None where no part reads it; see `StepBatch`.
         baseline_rewards_B: one number per experience, None where no experience has one; see `StepBatch`.
         reward_parts_B, reward_names: rewards by name; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
@@ -54,6 +55,7 @@ class TrainBatch:
     step_rewards_BA: Tensor | None = None
     state_BA: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
+    role_baselines_B: Tensor | None = None
     reward_parts_B: Tensor | None = None
     reward_names: tuple[str, ...] = ()
     paired: bool = False
@@ -114,6 +116,7 @@ class TrainBatch:
             step_rewards_BA=self.step_rewards_BA,
             state_BA=self.state_BA,
             baseline_rewards_B=self.baseline_rewards_B,
+            role_baselines_B=self.role_baselines_B,
             reward_parts_B=self.reward_parts_B,
             reward_names=self.reward_names,
         )

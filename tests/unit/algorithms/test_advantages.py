@@ -299,7 +299,7 @@ def test_an_empty_batch_and_one_without_tokens_have_no_advantages(name: str) -> 
             f"{key}_BA" if key in PER_TURN else f"{key}_B": torch.zeros(
                 len(rewards), dtype=torch.int64 if key == "state" else torch.float32
             )
-            for key in ("step_rewards", "state", "baseline_rewards")
+            for key in ("step_rewards", "state", "baseline_rewards", "role_baselines")
         }
         optional |= {"reward_parts_B": torch.zeros(len(rewards), 2), "reward_names": ("right", "short")}
         batch = step_batch(rewards, [0] * len(rewards), tokens=[0] * len(rewards), **optional)

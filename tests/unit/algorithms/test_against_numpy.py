@@ -255,6 +255,11 @@ def clip_v(case: Case) -> Losses:
     return entropy_masked(case, excess, 0.3 * excess.std(ddof=1), int(0.1 * len(own)))
 
 
+def rae(case: Case) -> Losses:
+    advantage = np.array(case.rewards) - np.array(case.baseline)
+    return clipped(case, advantage[case.sequence], case.behavior)
+
+
 def remax(case: Case) -> Losses:
     advantage = np.zeros(len(case.sequence))
     for b in range(len(case.group)):
@@ -366,6 +371,7 @@ PRESETS = (
     clip_b,
     clip_v,
     remax,
+    rae,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     *TURNS,
@@ -390,6 +396,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
         tokens=case.tokens,
         behavior=case.behavior.tolist(),
         baseline_rewards_B=torch.tensor(case.baseline),
+        role_baselines_B=torch.tensor(case.baseline),
         step_rewards_BA=torch.tensor(case.step_rewards),
         state_BA=torch.tensor(case.state),
         token_rewards_N=torch.from_numpy(case.token_rewards).float() if expected in TOKEN_REWARDS else None,

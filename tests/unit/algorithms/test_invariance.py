@@ -78,6 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
         behavior=(logprobs_N + noise(0.4)).tolist(),
         expert=draw(st.lists(st.booleans(), min_size=num, max_size=num)),
         baseline_rewards_B=torch.tensor(draw(some)),
+        role_baselines_B=torch.tensor(draw(some)),
         reward_parts_B=torch.tensor([draw(some), draw(some)]).T,
         reward_names=("right", "short"),
         step_rewards_BA=torch.tensor(draw(some)),

@@ -30,6 +30,7 @@ def batch() -> StepBatch:
         step_rewards_BA=torch.randn(12, generator=random),
         state_BA=torch.tensor([7, 7, 8, 9] * 3),
         baseline_rewards_B=torch.randn(4, generator=random).repeat_interleave(3),
+        role_baselines_B=torch.randn(12, generator=random),
         reward_parts_B=torch.randn(12, 2, generator=random),
         reward_names=("right", "short"),
     )

@@ -31,6 +31,7 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
     ("discounted", {"gamma": 0.9, "baseline": "mean"}),
     ("otb", {}),
     ("remax", {}),
+    ("rae", {}),
     ("gdpo", {}),
     ("best", {}),
     ("pass_at_k", {"k": 2}),
@@ -58,6 +59,7 @@ def batches(tokens: Tokens, rewards: list[float], seed: int, *, token_rewards: b
         state_BA=states,
         token_rewards_N=given_N,
         baseline_rewards_B=torch.tensor([rewards[0]] * len(turns)),
+        role_baselines_B=torch.tensor([rewards[0]] * len(turns)),
         reward_parts_B=parts[rollout_of],
         reward_names=("right", "short"),
     )
@@ -70,6 +72,7 @@ def batches(tokens: Tokens, rewards: list[float], seed: int, *, token_rewards: b
         state_BA=_padded(states, tokens, longest, 0),
         token_rewards_N=given_N,
         baseline_rewards_B=torch.tensor([rewards[0]] * len(tokens)),
+        role_baselines_B=torch.tensor([rewards[0]] * len(tokens)),
         reward_parts_B=parts,
         reward_names=("right", "short"),
     )

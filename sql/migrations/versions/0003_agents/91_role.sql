@@ -26,6 +26,7 @@ AS $$
         ('policy_version', true, false, '{uri, checksum, num_bytes}'),
         ('preference_pair', true, false, '{}'),
         ('review', true, false, '{answer}'),
+        ('role_baseline', true, false, '{}'),
         ('rollout', true, false, '{}'),
         ('rollout_group', true, false, '{status, trainable, closed_reason, aged_out, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
         ('run', true, false, '{status, config, planned_steps, pipeline_version, current_attempt_id, stop_requested, outcome, source_sql, source_kind, source_rows, source_hash, source_epochs, source_weighted, label_cut, finished_at}'),
