@@ -14,6 +14,7 @@ BENCHMARKS = {
     "buffer": ("buffer.throughput", "Durable writes and draws, beside other stores and the limits of this machine."),
     "draw_ahead": ("trainer.draw_ahead", "How long a trainer waits for a batch that is drawn ahead, or at its step."),
     "endurance": ("runs.endurance", "What grows in a run of many steps: memory, files, bytes and seconds."),
+    "environments": ("runs.environments", "A step through the process of an environment, beside a bare pipe; starts."),
     "exchange": ("buffer.exchange", "Import, export and scan of a buffer, beside COPY and a plain read."),
     "failures": ("runs.failures", "Share of the time in which a run trains although its processes are killed."),
     "history": ("buffer.history", "Questions to a long history in PostgreSQL, beside DuckDB over Parquet."),

@@ -23,6 +23,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,10 +251,11 @@ def _load(connection: socket.socket, request: dict[str, Any]) -> EnvironmentClas
     except RftError as error:
         answer = ["failed", error.what, error.allowed, error.todo]
     faulthandler.cancel_dump_traceback_later()
-    if found is not None and (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if found is not None and others:
         print(
-            f"the import of the environment {name!r} has left {num_threads - 1} threads running, which forks of the process do not have; "
-            "start threads in reset or in the constructor",
+            f"the import of the environment {name!r} has started threads ({', '.join(others)}), which forks of the process do not have; "
+            "start them in reset or in the constructor",
             file=sys.stderr,
             flush=True,
         )
