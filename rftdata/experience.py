@@ -109,7 +109,8 @@ class Rollout:
 
     Attributes:
         stop_reason: the limit that ended it, one of `STOP_REASONS`; None if its workflow ended it, or it failed.
-        try_errors: errors of the infrastructure, for which earlier tries were given up, the first first; None if it is the first try.
+        try_errors: why earlier tries were given up, the first first: errors of the infrastructure, or the loss of an explorer whose answers
+            could not all be taken over. None if it is the first try.
     """
 
     index: int

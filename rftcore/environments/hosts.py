@@ -112,11 +112,13 @@ class RolloutEnvironments:
 
     Attributes:
         num_open: how many it has open.
+        changing: names of those that it opened and that are not deterministic.
     """
 
     hosts: EnvironmentHosts
     limits: EnvironmentLimits = field(default_factory=EnvironmentLimits)
     num_open: int = 0
+    changing: set[str] = field(default_factory=set)
 
 
 _current: ContextVar[RolloutEnvironments | None] = ContextVar("rollout_environments", default=None)
@@ -129,11 +131,12 @@ def folder_of_rollout() -> Path:
 
 
 @contextmanager
-def environments_of_rollout(hosts: EnvironmentHosts, limits: EnvironmentLimits) -> Iterator[None]:
+def environments_of_rollout(hosts: EnvironmentHosts, limits: EnvironmentLimits) -> Iterator[RolloutEnvironments]:
     """Let `open_environment` use these hosts and limits within the block, also in tasks and threads with a copy of its context."""
-    token = _current.set(RolloutEnvironments(hosts, limits))
+    rollout = RolloutEnvironments(hosts, limits)
+    token = _current.set(rollout)
     try:
-        yield
+        yield rollout
     finally:
         _current.reset(token)
 
@@ -175,6 +178,8 @@ async def open_environment(
         async with rollout.hosts.open(
             name, args or {}, limits or rollout.limits, waits=rollout.num_open == 1
         ) as handle:
+            if not handle.deterministic:
+                rollout.changing.add(name)
             yield handle
     finally:
         rollout.num_open -= 1

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Seconds between two saves of finished answers.
+_FINISHED_S = 1.0
 _names = itertools.count()
 
 
@@ -77,6 +79,7 @@ class RolloutDraft:
     def __init__(self, engine: Engine, index: int, kept: Iterable[PartialAnswer] = ()) -> None:
         self._engine = engine
         self._kept = {answer.generation_index: answer for answer in kept}
+        self._num_kept = len(self._kept)
         self._next_index = max(self._kept, default=-1) + 1
         self.index = index
         self.answers: list[_Draft] = []
@@ -85,6 +88,21 @@ class RolloutDraft:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The engine's tokenizer."""
         return self._engine.tokenizer
+
+    def begun_again(self, changing: Iterable[str]) -> str | None:
+        """Return why answers of an earlier claim were sampled again, once the rollout has ended; None if none was.
+
+        Args:
+            changing: names of the environments that are not deterministic.
+        """
+        if not self._kept:
+            return None
+        names = ", ".join(map(repr, sorted(changing)))
+        why = f"the environment {names} is not deterministic" if names else "the workflow made other requests"
+        return (
+            f"its explorer was lost; {self._num_kept - len(self._kept)} of {self._num_kept} answers were taken over, and the others sampled again, "
+            f"because {why}"
+        )
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         """Sample one response, or continue one; see `Engine.generate`."""
@@ -134,13 +152,14 @@ class Drafts:
     """The drafts of the groups that one explorer holds. Call `save` in one thread at a time; rollouts may sample meanwhile.
 
     Args:
-        keep_s: seconds from the claim of a group to its first save, and between two saves.
+        keep_s: seconds from the claim of a group to its first save, and between two saves of unfinished answers. Finished answers of such
+            groups are saved within a second, so that of rollouts of many turns no more than the open turn is lost.
     """
 
     def __init__(self, run: Run, engine: Engine, keep_s: float) -> None:
         self._run, self._engine, self._keep_s = run, engine, keep_s
         self._groups: dict[int, _GroupDraft] = {}
-        self._saved_at = time.monotonic()
+        self._saved_at = self._saved_finished_at = time.monotonic()
 
     def begin(self, claimed: ClaimedGroup, kept: Iterable[PartialAnswer] = ()) -> None:
         """Start the drafts of a claimed group."""
@@ -157,17 +176,28 @@ class Drafts:
     @property
     def is_due(self) -> bool:
         """Whether the next save is due."""
-        return bool(self._groups) and time.monotonic() - self._saved_at > self._keep_s
+        if not self._groups or time.monotonic() - self._saved_finished_at <= min(_FINISHED_S, self._keep_s):
+            return False
+        return self._is_due_for_all or any(group.age_s > self._keep_s and group.has_finished for group in self._held())
+
+    @property
+    def _is_due_for_all(self) -> bool:
+        return time.monotonic() - self._saved_at > self._keep_s
+
+    def _held(self) -> list[_GroupDraft]:
+        return list(self._groups.values())
 
     def save(self, *, all_groups: bool = False) -> int:
-        """Store new tokens and return their number. Tokens that cannot be stored now remain for the next save.
+        """Store new tokens, those of unfinished answers every `keep_s`, and return their number. What cannot be stored now remains for the next save.
 
         Args:
             all_groups: also groups that were claimed a moment ago.
         """
-        self._saved_at = time.monotonic()
-        groups = [group for group in self._groups.values() if all_groups or group.age_s > self._keep_s]
-        open_drafts = [draft for group in groups for _, draft in group.drafts() if draft.finished is None]
+        is_whole = all_groups or self._is_due_for_all
+        self._saved_finished_at = time.monotonic()
+        self._saved_at = self._saved_finished_at if is_whole else self._saved_at
+        groups = [group for group in self._held() if all_groups or group.age_s > self._keep_s]
+        open_drafts = [draft for group in groups for _, draft in group.drafts() if draft.finished is None and is_whole]
         try:
             unfinished = self._unfinished(open_drafts)
             news = [news for group in groups for news in group.news(unfinished)]
@@ -176,9 +206,9 @@ class Drafts:
         except RftError as error:
             logger.warning("unfinished rollouts could not be kept: %s", error)
             return 0
-        for part, draft, is_whole in news:
+        for part, draft, is_finished in news:
             draft.stored = part.first_token + len(part.answer.token_ids)
-            draft.is_stored = is_whole
+            draft.is_stored = is_finished
         return sum(len(part.answer.token_ids) for part, _, _ in news)
 
     def _unfinished(self, drafts: list[_Draft]) -> dict[str, Generation]:
@@ -203,6 +233,11 @@ class _GroupDraft:
         draft = RolloutDraft(engine, index, [answer for answer in self.kept if answer.rollout_index == index])
         self.rollouts.append(draft)
         return draft
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a finished answer is not in the buffer yet."""
+        return any(draft.finished is not None and not draft.is_stored for _, draft in self.drafts())
 
     def drafts(self) -> list[tuple[RolloutDraft, _Draft]]:
         return [(rollout, draft) for rollout in list(self.rollouts) for draft in list(rollout.answers)]

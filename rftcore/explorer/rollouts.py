@@ -13,15 +13,15 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
 from rftcore.environments import EnvironmentHosts, EnvironmentLimits, environments_of_rollout
-from rftcore.explorer.drafts import Drafts
+from rftcore.explorer.drafts import Drafts, RolloutDraft
 from rftcore.explorer.group_rewards import add_group_rewards
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
@@ -172,20 +172,32 @@ class RolloutRunner:
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
-        sampler, errors = self._sampler(index, claimed), list[str]()
-        while True:
-            try:
-                async with self.slots.rollout() as slot:
-                    model = Model(slot.sampler(sampler), decoding, prompts or Prompts(self.thoughts), self.limits)
-                    rollout = await self._try(replace(task, rollout_index=index), index, model, last=len(errors) == 2)
-                if turns is not None:
-                    turns[index] = model.turns
-                return replace(rollout, try_errors=errors or None)
-            except _TryAgainError as again:
-                logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
-                pause_s = _PAUSES_S[len(errors)] * random.uniform(0.5, 1.5)
-                errors.append(str(again))
-            await asyncio.sleep(pause_s)
+        sampler, errors, rollout = self._sampler(index, claimed), list[str](), None
+        with self._environments() as changing:
+            while rollout is None:
+                try:
+                    async with self.slots.rollout() as slot:
+                        model = Model(slot.sampler(sampler), decoding, prompts or Prompts(self.thoughts), self.limits)
+                        task, is_last = replace(task, rollout_index=index), len(errors) == len(_PAUSES_S)
+                        rollout = await self._try(task, index, model, last=is_last)
+                except _TryAgainError as again:
+                    logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
+                    pause_s = _PAUSES_S[len(errors)] * random.uniform(0.5, 1.5)
+                    errors.append(str(again))
+                    await asyncio.sleep(pause_s)
+        if turns is not None:
+            turns[index] = model.turns
+        lost = sampler.begun_again(changing) if isinstance(sampler, RolloutDraft) else None
+        return replace(rollout, try_errors=[*([] if lost is None else [lost]), *errors] or None)
+
+    @contextmanager
+    def _environments(self) -> Iterator[Collection[str]]:
+        """Let environments be opened within the block; yield the names of those that were opened and are not deterministic."""
+        if self.environments is None:
+            yield ()
+            return
+        with environments_of_rollout(self.environments, self.environment_limits) as opened:
+            yield opened.changing
 
     def _sampler(self, index: int, claimed: ClaimedGroup | None) -> Sampler:
         if claimed is None or self.drafts is None:
@@ -247,11 +259,7 @@ class RolloutRunner:
             return replace(score, reward=score.reward + math.fsum(steps))
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
-        hosts, boxes = self.environments, self.tools
-        with (
-            nullcontext() if hosts is None else environments_of_rollout(hosts, self.environment_limits),
-            nullcontext() if boxes is None else tools_of_rollout(boxes),
-        ):
+        with nullcontext() if self.tools is None else tools_of_rollout(self.tools):
             if not _is_async(self.workflow):
                 return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
             return await self.workflow(task, model, self.scorer, **self.workflow_args)
