@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rftcore.engines.base import Decoding
+from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
@@ -48,7 +49,7 @@ def played(files: Path, workflow: str, answers: list[str], answer: str, **argume
             scorer=Scorer(load_rewards(["exact_match"], files), files),
             timeout_s=PATIENCE_S,
             source="explorer",
-            slots=asyncio.Semaphore(1),
+            slots=RolloutSlots(1, 1),
             tools=ToolBoxes(files),
         )
         rollout = await runner.rollout(Task(1, "shop", "one", "Two pears and a melon?", answer), 0, Decoding())
