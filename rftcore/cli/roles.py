@@ -67,6 +67,11 @@ def train(
     While it waits, it reports for what, and which roles are not running.
     """
     settings = configuration(config, overrides, buffer)
+    if settings.only_evaluates:
+        from rftcore.explorer import evaluation_run
+        from rftcore.launch.by_hand import join_by_hand
+
+        raise typer.Exit(evaluation_run.main(join_by_hand(settings, run, "trainer")))
     with large_imports():
         from rftcore.launch.by_hand import join_by_hand
         from rftcore.trainer import role

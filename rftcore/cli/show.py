@@ -1,4 +1,4 @@
-"""`rft show`: a stored experience, rollout or group in the terminal."""
+"""`rft show`: a stored experience, rollout or group, or the answers to a question of an evaluation, in the terminal."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def show(
         int | None, typer.Option("--rollout", metavar="ID", help="Show all experiences of this rollout.")
     ] = None,
     group: Annotated[int | None, typer.Option("--group", metavar="ID", help="Show the rollouts of this group.")] = None,
+    evaluation: Annotated[
+        int | None, typer.Option("--evaluation", metavar="ID", help="With --task: show the answers of this evaluation.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="KEY", help="With --evaluation: the task_key of the question.")
+    ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Show a line for each token, with its id and its log-probability.")
     ] = False,
@@ -33,16 +39,23 @@ def show(
     """
     from rftcore.cli.output import print_json
     from rftcore.reporting.rollout_text import RolloutPrinter
-    from rftcore.reporting.stored_rollout import json_of, print_group, print_rollout
+    from rftcore.reporting.stored_rollout import json_of, print_answers, print_group, print_rollout
     from rftdata.reports import stored_rollouts
 
-    if sum(each is not None for each in (experience, rollout, group)) != 1:
+    if sum(each is not None for each in (experience, rollout, group, evaluation)) != 1:
         raise QueryError(
             "rft show shows one thing at a time",
-            allowed="EXPERIENCE, --rollout ID or --group ID",
+            allowed="EXPERIENCE, --rollout ID, --group ID or --evaluation ID",
             todo="use only one of them",
         )
     with opened(uri, "rft show") as buffer:
+        if evaluation is not None:
+            answers = stored_rollouts.stored_answers(buffer, evaluation, task)
+            if as_json:
+                print_json([json_of(answer) for answer in answers])
+            else:
+                print_answers(RolloutPrinter(None), answers)
+            return
         if group is not None:
             found_group = stored_rollouts.stored_group(buffer, group)
             if as_json:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcore.model_folder import stored_model
 from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn, finite, named, number
-from rftdata.reports.stored_rollouts import StoredExperience, StoredGroup, StoredRollout
+from rftdata.reports.stored_rollouts import StoredAnswer, StoredExperience, StoredGroup, StoredRollout
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -47,6 +47,7 @@ def _facts_of_rollout(rollout: StoredRollout) -> list[str]:
         facts.append(f"right answer: {rollout.answer}")
     if rollout.error is not None:
         facts.append(f"error: {rollout.error}")
+    facts += [f"an earlier try failed: {error}" for error in rollout.try_errors or ()]
     return facts
 
 
@@ -77,11 +78,55 @@ def print_group(printer: RolloutPrinter, group: StoredGroup) -> None:
         printer.line(f"`rft show --rollout {group.rollouts[0].rollout_id}` shows the chat of one")
 
 
+def print_answers(printer: RolloutPrinter, answers: Sequence[StoredAnswer]) -> None:
+    """Print the answers to a question of an evaluation."""
+    first = answers[0]
+    printer.line(
+        f"evaluation {first.evaluation_id} · task {first.taskset}/{first.task_key} · run {first.run}, trainer step {first.trainer_step} · {first.decoding}",
+        "bold",
+    )
+    if first.answer is not None:
+        printer.line(f"  right answer: {first.answer}")
+    for one in answers:
+        printer.line("")
+        stopped = f", stopped by {one.stop_reason}" if one.stop_reason else ""
+        turns = f"{one.num_turns} turn{'' if one.num_turns == 1 else 's'}, {one.num_response_tokens} tokens"
+        facts = [f"{one.outcome}{stopped} · reward {number(one.reward)} · {turns} · finish {one.finish_reason}"]
+        facts += [f"parts: {named(one.reward_parts)}"] if one.reward_parts else []
+        facts += [f"metrics: {named(one.metrics)}"] if one.metrics else []
+        facts += [f"error: {one.error}"] if one.error is not None else []
+        chats = one.chats or [{"messages": [{"role": "assistant", "content": one.response}], "turns": []}]
+        for place, chat in enumerate(chats):
+            heading = f"answer {one.answer_index + 1} of {one.num_answers}"
+            heading += f", chat {place + 1} of {len(chats)}" if len(chats) > 1 else ""
+            printer.sequence(_shown_chat(heading, facts if place == 0 else (), one, chat))
+
+
+def _shown_chat(heading: str, facts: Sequence[str], answer: StoredAnswer, chat: Mapping[str, Any]) -> ShownSequence:
+    fork = [f"forked: {chat['fork']}"] if chat.get("fork") else []
+    turns = [
+        ShownTurn(number=turn["turn"], start=0, end=turn["num_tokens"], step_reward=turn.get("step_reward"))
+        for turn in chat.get("turns", ())
+    ]
+    return ShownSequence(
+        heading=heading,
+        facts=[*facts, *fork],
+        messages=chat.get("messages"),
+        prompt="",
+        response=answer.response,
+        token_ids=None,
+        num_prompt_tokens=0,
+        loss_mask=None,
+        logprobs=None,
+        turns=turns,
+    )
+
+
 def shown_experience(experience: StoredExperience) -> ShownSequence:
     """Return what is shown of an experience."""
     purged = experience.purge is not None
     return ShownSequence(
-        heading=f"experience {experience.experience_id}",
+        heading=f"experience {experience.experience_id}" + (f" · role {experience.role}" if experience.role else ""),
         facts=_facts(experience),
         messages=None if purged or not isinstance(experience.messages, list) else experience.messages,
         prompt=experience.prompt,
@@ -103,13 +148,13 @@ def shown_turns(experience: StoredExperience) -> list[ShownTurn]:
     """Return the turns of an experience."""
     length = experience.num_prompt_tokens + experience.num_response_tokens
     bounds = experience.turns or [experience.num_prompt_tokens, length, experience.turn_index]
-    rewards = experience.step_reward or []
+    rewards = {one.turn: one for one in experience.turn_rewards}
     return [
         ShownTurn(
             number=bounds[at + 2],
             start=bounds[at],
             end=bounds[at + 1],
-            step_reward=rewards[at // 3] if at // 3 < len(rewards) else None,
+            step_reward=rewards[bounds[at + 2]].reward if bounds[at + 2] in rewards else None,
         )
         for at in range(0, len(bounds), 3)
     ]
@@ -129,8 +174,9 @@ def _facts(experience: StoredExperience) -> list[str]:
     for label in experience.labels:
         reason = f": {label.reason}" if label.reason else ""
         final = ", final" if label.final else ""
+        turn = "" if label.turn is None else f"of turn {label.turn} "
         facts.append(
-            f"label of {label.labelled_at:%Y-%m-%d %H:%M} by {label.author} ({label.source}{final}): "
+            f"label {turn}of {label.labelled_at:%Y-%m-%d %H:%M} by {label.author} ({label.source}{final}): "
             f"{number(label.old_value)} → {number(label.new_value)}{reason}"
         )
     facts.append(_lineage(experience))
@@ -173,8 +219,8 @@ def _lineage(experience: StoredExperience) -> str:
     return f"{experience.state} · trained on in step {steps}{held}{changed}{parent}"
 
 
-def json_of(found: StoredRollout | StoredGroup) -> dict[str, Any]:
-    """Return a rollout or a group as JSON, in which what is not a number is null."""
+def json_of(found: StoredRollout | StoredGroup | StoredAnswer) -> dict[str, Any]:
+    """Return what is stored as JSON, in which what is not a number is null."""
     return {name: finite(value) for name, value in dataclasses.asdict(found).items()}
 
 

@@ -56,7 +56,8 @@ def _shown(sequence: Experience, place: int, count: int) -> ShownSequence:
         f"finish {sequence.finish_reason}" + (f" · forked: {sequence.fork}" if sequence.fork is not None else "")
     )
     return ShownSequence(
-        heading="experience" if count == 1 else f"experience {place + 1} of {count}",
+        heading=("experience" if count == 1 else f"experience {place + 1} of {count}")
+        + (f" · role {sequence.role}" if sequence.role else ""),
         facts=facts,
         messages=sequence.messages,
         prompt=sequence.prompt,
@@ -106,6 +107,7 @@ def _json(sequence: Experience) -> dict[str, Any]:
         "response": sequence.response,
         "messages": sequence.messages,
         "fork": sequence.fork,
+        "role": sequence.role,
         "finish_reason": sequence.finish_reason,
         "reward_parts": sequence.reward_parts,
         "metrics": sequence.metrics,

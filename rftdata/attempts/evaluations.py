@@ -109,6 +109,7 @@ def _chat(sequence: Trained) -> dict[str, Any]:
     return {
         "messages": sequence.messages,
         "fork": sequence.fork,
+        "role": sequence.role,
         "finish_reason": sequence.finish_reason,
         "turns": turns,
     }

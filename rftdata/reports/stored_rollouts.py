@@ -24,6 +24,7 @@ _COLUMNS = (
     "turn_index",
     "num_turns",
     "fork",
+    "role",
     "source",
     "state",
     "dropped_by",
@@ -46,14 +47,15 @@ _COLUMNS = (
     "parent_id",
     "created_at",
 )
-_ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "token_rewards", "step_reward", "turns")
+_ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "token_rewards", "turns")
 _JSON = ("messages", "reward_parts", "metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredLabel:
-    """A change of an experience's reward; fields as in `rft.label`."""
+    """A change of a reward; fields as in `rft.label`. `turn`: whose reward it is; None for that of the experience."""
 
+    turn: int | None
     old_value: float | None
     new_value: float | None
     author: str
@@ -64,11 +66,20 @@ class StoredLabel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredTurnReward:
+    """The reward of a turn; fields as in `rft.turn_reward`."""
+
+    turn: int
+    reward_sampled: float
+    reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredExperience:
     """An experience; fields as in `rft.v_experience`, and its arrays.
 
     Attributes:
-        token_ids, loss_mask, behavior_logprobs, token_rewards, step_reward, turns: as lists; None if purged, or without the array.
+        token_ids, loss_mask, behavior_logprobs, token_rewards, turns: as lists; None if purged, or without the array.
         uses: steps that trained on it.
         purge: its purge; None if it was not purged.
     """
@@ -77,6 +88,7 @@ class StoredExperience:
     turn_index: int
     num_turns: int
     fork: str | None
+    role: str | None
     source: str
     state: str
     dropped_by: str | None
@@ -102,8 +114,8 @@ class StoredExperience:
     loss_mask: list[float] | None
     behavior_logprobs: list[float] | None
     token_rewards: list[float] | None
-    step_reward: list[float] | None
     turns: list[int] | None
+    turn_rewards: list[StoredTurnReward] = field(default_factory=list)
     labels: list[StoredLabel] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     purge: PurgeRecord | None = None
@@ -134,6 +146,7 @@ class StoredRollout:
     num_turns: int
     seconds: float
     error: str | None
+    try_errors: list[str] | None
     experience_ids: list[int]
     experiences: list[StoredExperience] = field(default_factory=list)
 
@@ -159,6 +172,55 @@ class StoredGroup:
     baseline_reward: float | None
     rollout_ids: list[int]
     rollouts: list[StoredRollout] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredAnswer:
+    """An answer of an evaluation; fields as in `rft.v_evaluation_answer`."""
+
+    evaluation_id: int
+    run: str
+    taskset: str
+    task_key: str
+    decoding: str
+    trainer_step: int
+    num_answers: int
+    answer_index: int
+    answer: str | None
+    reward: float
+    reward_parts: dict[str, Any]
+    metrics: dict[str, Any]
+    outcome: str
+    stop_reason: str | None
+    error: str | None
+    num_turns: int
+    num_response_tokens: int
+    finish_reason: str
+    seconds: float | None
+    response: str
+    chats: list[dict[str, Any]]
+
+
+def stored_answers(buffer: Buffer, evaluation_id: int, task_key: str | None) -> list[StoredAnswer]:
+    """Return the answers to a question of an evaluation.
+
+    Raises:
+        QueryError: the evaluation has no answer to such a task; the message names the tasks with the lowest rewards.
+    """
+    check_integer("evaluation_id", evaluation_id)
+    database = buffer.database
+    rows = database.fetch("answers_to_show", evaluation_id=evaluation_id, task_key=task_key)
+    if not rows:
+        keys = [row["task_key"] for row in database.fetch("questions_to_show", evaluation_id=evaluation_id)]
+        if not keys:
+            raise _unknown("evaluation", evaluation_id, "rft.evaluation_answer")
+        raise QueryError(
+            f"evaluation {evaluation_id} has no answers to this task" if task_key else "no task is named",
+            value=task_key,
+            allowed=f"those with the lowest rewards are {', '.join(keys)}",
+            todo=f"`rft show --evaluation {evaluation_id} --task {keys[0]}` shows one",
+        )
+    return records(StoredAnswer, rows)
 
 
 def stored_experience(buffer: Buffer, experience_id: int) -> StoredRollout:
@@ -217,12 +279,16 @@ def _experiences(buffer: Buffer, experience_ids: Sequence[int]) -> list[StoredEx
     labels: dict[int, list[StoredLabel]] = defaultdict(list)
     for row in buffer.database.fetch("labels_to_show", experience_ids=list(experience_ids)):
         labels[row.pop("experience_id")] += records(StoredLabel, [row])
+    of_turns: dict[int, list[StoredTurnReward]] = defaultdict(list)
+    for row in buffer.database.fetch("turn_rewards_to_show", experience_ids=list(experience_ids)):
+        of_turns[row.pop("experience_id")] += records(StoredTurnReward, [row])
     ids = ", ".join(map(str, experience_ids))
     with buffer.scan([*_COLUMNS, *_ARRAYS], f"experience_id IN ({ids})") as reader:
         rows = {row["experience_id"]: row for batch in reader for row in batch.to_pylist()}
     return [
         StoredExperience(
             **{name: _parsed(name, value) for name, value in rows[key].items()},
+            turn_rewards=of_turns[key],
             labels=labels[key],
             uses=uses(buffer.database, key),
             purge=purge_of(buffer.database, key),

@@ -168,8 +168,22 @@ def line(snapshot: Snapshot) -> str:
     seconds = snapshot.remaining_seconds or 0.0
     left = f" (about {_clock(seconds)} left)" if seconds >= 1 else ""
     parts = [f"step {snapshot.step}/{snapshot.planned_steps}{left}", *_measures(snapshot)]
-    waits = [f"{w.role} {_doing(w)}" for w in _workers_to_show(snapshot.workers) if w.role != "supervisor"]
+    workers = _workers_to_show(snapshot.workers)
+    if _only_evaluates(snapshot):
+        parts = [f"{snapshot.evaluations_open} evaluations to do", *_evaluations(snapshot)]
+        workers = [w for w in workers if w.role != "trainer" or w.error]
+    waits = [f"{w.role} {_doing(w)}{_answered(w)}" for w in workers if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
+
+
+def _only_evaluates(snapshot: Snapshot) -> bool:
+    """Return whether a run trains nothing. The process in its trainer's place waits for the explorers."""
+    return snapshot.planned_steps == 0
+
+
+def _answered(worker: WorkerState) -> str:
+    answered = worker.progress.get("answered")
+    return "" if answered is None else f": {answered}"
 
 
 def block(snapshot: Snapshot, width: int) -> Group:
@@ -177,7 +191,7 @@ def block(snapshot: Snapshot, width: int) -> Group:
     head = Table.grid(padding=(0, 2))
     head.add_row(
         Text(snapshot.run, style="bold"),
-        f"step {snapshot.step} of {snapshot.planned_steps}",
+        "evaluates" if _only_evaluates(snapshot) else f"step {snapshot.step} of {snapshot.planned_steps}",
         ProgressBar(total=max(snapshot.planned_steps, 1), completed=snapshot.step, width=max(10, min(40, width - 60))),
         _clock(snapshot.seconds)
         + (f" (about {_clock(snapshot.remaining_seconds)} left)" if snapshot.remaining_seconds else ""),
@@ -191,14 +205,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     facts.add_row(
         "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
     )
-    queue = snapshot.queue
-    # In a run that has ended nothing is planned, sampled or decided; `rft status` prints the command that decides the rest.
-    verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
-    facts.add_row(
-        "groups",
-        f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, {queue.ready} ready to train on; "
-        f"{snapshot.closed_groups} given up, {snapshot.refills} sampled in their place",
-    )
+    if not _only_evaluates(snapshot):
+        facts.add_row("groups", _groups(snapshot))
     for dropped in snapshot.dropped:
         if dropped.share >= _WORTH_A_LINE:
             facts.add_row("dropped", describe_drops(dropped))
@@ -216,6 +224,16 @@ def block(snapshot: Snapshot, width: int) -> Group:
     if snapshot.evaluations_open:
         facts.add_row("evaluation", f"{snapshot.evaluations_open} to do")
     return Group(head, facts, worker_table(snapshot.workers))
+
+
+def _groups(snapshot: Snapshot) -> str:
+    queue = snapshot.queue
+    # In a run that has ended nothing is planned, sampled or decided; `rft status` prints the command that decides the rest.
+    verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
+    return (
+        f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, {queue.ready} ready to train on; "
+        f"{snapshot.closed_groups} given up, {snapshot.refills} sampled in their place"
+    )
 
 
 def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Table:
@@ -297,12 +315,15 @@ def _measures(snapshot: Snapshot) -> list[str]:
     given_up = f", {snapshot.closed_groups} given up" if snapshot.closed_groups else ""
     parts.append(f"groups: {', '.join(counts) or 'none open'}{given_up}")
     parts += filter(None, [_failures(snapshot.failures)])
-    parts += [
+    return parts + _evaluations(snapshot)
+
+
+def _evaluations(snapshot: Snapshot) -> list[str]:
+    return [
         f"{evaluation_title(e.purpose, e.taskset)} {e.decoding} {e.mean_reward:.3f} @{e.trainer_step}"
         + (f" ({' '.join(e.error.split())[:160]})" if e.error else "")
         for e in snapshot.evaluations
     ]
-    return parts
 
 
 def _failures(failures: Failures | None) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from rftcore.cli import run_command
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import (
     Answer,
@@ -152,7 +155,7 @@ def test_one_explorer_alone_leaves_its_rollouts_for_an_evaluation_of_older_weigh
 
 
 def test_several_answers_are_stored_with_their_rollouts_and_only_missing_ones_are_asked_for_again(
-    run: Run, attempt: Attempt
+    run: Run, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = run.publish(attempt, 0, "a")
     run.ask(attempt, version, "a", "sampled", num_answers=3)
@@ -175,6 +178,13 @@ def test_several_answers_are_stored_with_their_rollouts_and_only_missing_ones_ar
     last = rows[-1]
     assert (last["outcome"], last["num_turns"], json.loads(last["parts"])) == ("ok", 1, {"exact_match": 1.0})
     assert [message["content"] for message in json.loads(last["messages"])] == ["1+1=", "2"]
+    monkeypatch.setenv("RFT_BUFFER", run.buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(run.buffer.config.segments))
+    assert run_command(["show", "--evaluation", "1", "--task", "3"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("answer")] == [f"answer {number} of 3" for number in (1, 2, 3)]
+    assert shown.count("┃   2") == 3 and "  parts: exact_match 1" in shown
+    assert run_command(["show", "--evaluation", "1"]) == 2 and "lowest rewards are 1, 2, " in capsys.readouterr().err
 
 
 def _answer(task_id: int, index: int) -> Answer:

@@ -35,7 +35,7 @@ COMMENT ON COLUMN rft.evaluation_answer.num_turns IS 'Number of turns of its rol
 COMMENT ON COLUMN rft.evaluation_answer.seconds IS 'Wall time of its rollout, in seconds; NULL for answers of before schema 0003.';
 COMMENT ON COLUMN rft.evaluation_answer.reward_parts IS 'The reward''s parts by function name.';
 COMMENT ON COLUMN rft.evaluation_answer.metrics IS 'Numbers that the workflow or reward recorded.';
-COMMENT ON COLUMN rft.evaluation_answer.chats IS 'The chats of its rollout, one for each branch: messages, fork, finish_reason, and turns with turn, num_tokens and step_reward. Empty for answers of before schema 0003.';
+COMMENT ON COLUMN rft.evaluation_answer.chats IS 'The chats of its rollout, one for each branch: messages, fork, role, finish_reason, and turns with turn, num_tokens and step_reward. Empty for answers of before schema 0003.';
 
 CREATE VIEW rft.v_evaluation_answer AS
 SELECT e.evaluation_id, r.name AS run, e.run_id, e.purpose, e.taskset, t.task_key, e.decoding, e.trainer_step, e.policy_version_id, e.uri, e.checksum,
