@@ -105,6 +105,7 @@ class Snapshot:
 
     run: str
     run_id: int
+    mode: str
     status: str
     outcome: str | None
     archived: bool
@@ -163,6 +164,7 @@ class Progress:
         return Snapshot(
             run=run["name"],
             run_id=run["run_id"],
+            mode=run["mode"],
             status=run["status"],
             outcome=run["outcome"],
             archived=run["archived"],

@@ -3,7 +3,8 @@
 SELECT r.run_id, r.name, r.current_attempt_id,
        (SELECT coalesce(max(c.trainer_step), 0) FROM rft.v_attempt_history h
         JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
-        WHERE h.history_id = r.current_attempt_id AND c.deleted_at IS NULL) AS resumes_at, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
+        WHERE h.history_id = r.current_attempt_id AND c.deleted_at IS NULL) AS resumes_at, r.mode::text AS mode, r.status::text AS status, r.outcome, r.planned_steps,
+       r.stop_requested,
        EXISTS (SELECT FROM rft.archive a WHERE a.run_id = r.run_id AND a.status = 'archived') AS archived,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,

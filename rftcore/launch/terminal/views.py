@@ -178,7 +178,7 @@ def line(snapshot: Snapshot) -> str:
 
 def _only_evaluates(snapshot: Snapshot) -> bool:
     """Return whether a run trains nothing. The process in its trainer's place waits for the explorers."""
-    return snapshot.planned_steps == 0
+    return snapshot.mode == "eval"
 
 
 def _answered(worker: WorkerState) -> str:
