@@ -118,6 +118,7 @@ class Report(_Fact):
     """Everything that `rft report` prints.
 
     Attributes:
+        part_curves: parts of the training rewards by name, without weights.
         observed_tokens: between the answers of experiences, written by users, tools and environments.
         several_answers: measures of evaluations with several answers to a question.
         forks: number of experiences that begin anew in their rollouts, by cause (`rft.fork`).
@@ -158,6 +159,7 @@ class Report(_Fact):
     gains: list[Gain]
     not_compared: list[str]
     train_curve: list[Point]
+    part_curves: dict[str, list[Point]]
     metric_curves: dict[str, list[Measure]]
     evaluation_curves: list[EvaluationCurve]
     several_answers: list[SeveralAnswers]
@@ -217,6 +219,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         gains=_gains(results, [curves[key] for key, why in alone.items() if why is None], best, steps.before_fork),
         not_compared=[f"{evaluation_title(*key[:2])}, {key[2]}: {why}" for key, why in alone.items() if why],
         train_curve=results.train_curve(),
+        part_curves=results.part_curves(),
         metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in curves.values()],
         several_answers=_several_answers(run, results, evaluations),

@@ -166,6 +166,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         *_time_lines(one),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         learned,
+        *_part_lines(one),
         *([("critic", f"value loss {_metric(one, 'value_loss')}")] if "value_loss" in one.metric_curves else []),
         *(
             [("explained variance", _metric(one, "explained_variance"))]
@@ -186,6 +187,13 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
     ]
+
+
+def _part_lines(one: Report) -> list[tuple[str, str]]:
+    """Return a row for each part of the training reward; none if it has a single part, which is the reward itself."""
+    if len(one.part_curves) < 2:
+        return []
+    return [(f"reward {name}", _first_to_last([p.mean for p in points])) for name, points in one.part_curves.items()]
 
 
 def _time_lines(one: Report) -> list[tuple[str, str]]:

@@ -33,6 +33,7 @@ _READING = (
 )  # PIVOT is of the third type
 # One row per turn; it reads arrays that other queries need not have.
 _TURN_VIEW = "turn"
+_VIEWS = (_TURN_VIEW, "reward_part")
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
@@ -115,8 +116,9 @@ def _register(
             table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))
         connection.register(name, table)
         connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
-    if _TURN_VIEW in named:
-        connection.execute((sql_folder() / "duckdb" / f"{_TURN_VIEW}.sql").read_text(encoding="utf-8"))
+    for name in _VIEWS:
+        if name in named:
+            connection.execute((sql_folder() / "duckdb" / f"{name}.sql").read_text(encoding="utf-8"))
     # After everything that a query needs is loaded; the extension with time zones is part of DuckDB's package.
     connection.execute("LOAD icu")
     connection.execute("SET enable_external_access = false")

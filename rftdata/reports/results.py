@@ -194,6 +194,14 @@ class RunResults:
         """Return the sampled rewards by explorer step, including groups dropped later."""
         return records(Point, self._rows("report_train_curve"))
 
+    def part_curves(self) -> dict[str, list[Point]]:
+        """Return the parts of the sampled rewards by name and explorer step; those of an archived run are not in the database."""
+        curves: dict[str, list[Point]] = {}
+        for row in self._rows("report_reward_parts"):
+            point = Point(step=row["step"], num=row["num"], mean=row["mean"], standard_error=row["standard_error"])
+            curves.setdefault(row["name"], []).append(point)
+        return curves
+
     def metric_curves(self, names: Sequence[str]) -> dict[str, list[Measure]]:
         """Return metrics by trainer step; those that no step has are left out."""
         curves: dict[str, list[Measure]] = {}

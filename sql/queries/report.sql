@@ -37,6 +37,15 @@ SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, av
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;
 
+-- name: report_reward_parts (read)
+-- The parts of sampled rewards by explorer step, each rollout once.
+SELECT g.explore_step AS step, p.name, count(*) AS num, avg(p.value::float8) AS mean, stddev_samp(p.value::float8) / sqrt(count(*)) AS standard_error
+FROM (SELECT DISTINCT ON (rollout_id) group_id, reward_parts FROM rft.experience
+      WHERE run_id = %(run_id)s AND rollout_id IS NOT NULL ORDER BY rollout_id, experience_id) e
+JOIN rft.rollout_group g USING (group_id)
+CROSS JOIN LATERAL jsonb_each(e.reward_parts) AS p (name, value)
+WHERE jsonb_typeof(p.value) = 'number' GROUP BY g.explore_step, p.name ORDER BY p.name, g.explore_step;
+
 -- name: report_steps (read)
 -- Totals of a run's steps. A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the
 -- parent's, so the fork's own seconds add up to no more than the time in which it worked. with_expert_loss: steps of an algorithm with a

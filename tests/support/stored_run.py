@@ -102,7 +102,14 @@ class StoredRun:
             f"/c/{step}",
         )
 
-    def group(self, explore_step: int, rewards: list[float | None], status: str = "ready", **columns: Any) -> int:
+    def group(
+        self,
+        explore_step: int,
+        rewards: list[float | None],
+        status: str = "ready",
+        parts: dict[str, float] | None = None,
+        **columns: Any,
+    ) -> int:
         """A group with one experience of 5 response tokens per rollout; a reward of None is a failed rollout without one."""
         task = self._one(
             "INSERT INTO rft.task (taskset, task_key, payload) VALUES (%s, 'k', '{\"answer\": \"3\"}')"
@@ -138,13 +145,14 @@ class StoredRun:
             if reward is not None:
                 self._one(
                     "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt_digest, response, reward_sampled, reward,"
-                    " num_prompt_tokens, num_response_tokens, num_trained_tokens, finish_reason, segment_id, segment_row)"
-                    " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 5, 'stop', 1, 0) RETURNING experience_id",
+                    " num_prompt_tokens, num_response_tokens, num_trained_tokens, finish_reason, segment_id, segment_row, reward_parts)"
+                    " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 5, 'stop', 1, 0, %s) RETURNING experience_id",
                     self.run_id,
                     key,
                     rollout,
                     reward,
                     reward,
+                    json.dumps(parts or {}),
                 )
         return key
 

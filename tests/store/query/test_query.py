@@ -175,6 +175,43 @@ def test_what_a_query_returns_equals_the_same_query_over_full_tables(filled: rft
         compare()
 
 
+def test_the_parts_of_rewards_are_rows_also_those_of_archived_runs(buffer: rftdata.Buffer) -> None:
+    run = buffer.create_run(name="first", config={"steps": 1}, seed=1, steps=1, pipeline_version="v1")
+    parts = [{"right": 1.0, './b.py:f."x"': -0.5}, {"right": 0.0}, {}]
+    with buffer.writer(run) as writer:
+        rollouts = [
+            rftdata.Rollout(
+                index,
+                "ok",
+                1.0,
+                [
+                    rftdata.Sequence(
+                        token_ids=[1, 2],
+                        num_prompt_tokens=1,
+                        prompt="?",
+                        response="!",
+                        reward=1.0,
+                        reward_parts=one,
+                        finish_reason="stop",
+                    )
+                ],
+            )
+            for index, one in enumerate(parts)
+        ]
+        writer.insert(rftdata.Group(rollouts, source="import", taskset="sums", task_key="a", payload={}))
+    expected = [(0, './b.py:f."x"', -0.5), (0, "right", 1.0), (1, "right", 0.0)]
+
+    def rows(table: pa.Table) -> list[tuple[Any, ...]]:
+        assert {(row["run"], row["taskset"], row["reward"]) for row in table.to_pylist()} == {("first", "sums", 1.0)}
+        return sorted((row["rollout_index"], row["name"], row["value"]) for row in table.to_pylist())
+
+    assert rows(buffer.sql("SELECT * FROM rft.v_reward_part")) == expected
+    assert rows(buffer.query("from reward_part").read_all()) == expected
+    run.end("finished", "done")
+    archive(buffer, "first", author="ada")
+    assert rows(buffer.query("from reward_part").read_all()) == expected
+
+
 def test_a_query_reads_only_the_rows_and_columns_that_it_needs(filled: rftdata.Buffer) -> None:
     """The arrays of the second run are damaged, so a query that would read them fails."""
     bad = segments(filled)[-1]

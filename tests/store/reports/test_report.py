@@ -288,6 +288,21 @@ def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run
     assert [(p.step, p.num, p.mean, p.pass_rate) for p in curve] == [(0, 4, 0.25, 0.25), (1, 2, 0.75, 0.5)]
 
 
+def test_parts_of_rewards_have_curves_of_their_own(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.group(0, [1.0, 0.0], parts={"right": 0.5, "form": 1})
+    run.group(1, [1.0, None], parts={"right": 0.25})
+    curves = build_report(buffer).part_curves
+    assert {name: [(p.step, p.num, p.mean) for p in points] for name, points in curves.items()} == {
+        "form": [(0, 2, 1.0)],
+        "right": [(0, 2, 0.5), (1, 1, 0.25)],
+    }
+    run.train_step(1)
+    print_report([build_report(buffer)])
+    assert "reward right 0.500" in " ".join(capsys.readouterr().out.split())
+
+
 def test_time_is_that_of_live_processes_without_overlaps_or_pauses(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.worker("trainer", seconds_ago=1000, seconds=100)
     run.worker("explorer", seconds_ago=950, seconds=100)  # 50 of them beside the trainer
