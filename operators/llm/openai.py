@@ -65,6 +65,10 @@ class OpenAIEndpoint:
 
         return self._wait_for(all_of_them())
 
+    async def reply(self, chat: Chat) -> Reply:
+        """Return the reply to a chat, for a caller in another event loop."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_one(chat), self._loop))
+
     def close(self) -> None:
         """Close the connections and stop the thread."""
         if not self._loop.is_closed():

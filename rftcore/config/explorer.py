@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rftcore.config.reward import Combination, RewardConfig, check_rewards, listed_rewards
+from rftcore.other_models.config import OtherModelConfig
 from rftcore.teachers.config import TeacherConfig
 from rftdata.config import Section
 
@@ -28,6 +29,10 @@ class ExplorerConfig(Section):
         "sum",
         description="How the values of several rewards become one: sum (each times its weight), product (each to the power of its weight, no value below 0), or"
         " first_failure (the sum up to the first reward that is 0 or less, or below its threshold; the rewards after it are not called).",
+    )
+    models: dict[str, OtherModelConfig] = Field(
+        default_factory=dict,
+        description="Models that workflows ask besides the policy, by name: a user simulator, a judge, an opponent. They are not trained.",
     )
     teacher: TeacherConfig | None = Field(
         None,

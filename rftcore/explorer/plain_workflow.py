@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind
 from rftcore.failures import user_frames, user_line
+from rftcore.other_models.models import OtherModel
 from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.user_code.async_raise import RunningCall
@@ -38,6 +39,10 @@ class PlainModel:
         """Answer a chat n times; see `Model.chats`."""
         return self._calls.wait(self._model.chats(messages, n, **options))
 
+    def other(self, name: str) -> PlainOtherModel:
+        """Return a model of `explorer.models`; see `Model.other`."""
+        return PlainOtherModel(self._model.other(name), self._calls)
+
     def write(self, messages: list[Message], response: str, *, role: str | None = None) -> Turn:
         """Record an answer that is given instead of sampled; see `Model.write`."""
         return self._model.write(messages, response, role=role)
@@ -45,6 +50,18 @@ class PlainModel:
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
         """Record a chat whose answers are given; see `Model.write_chat`."""
         return self._model.write_chat(messages, start=start, turns=turns)
+
+
+class PlainOtherModel:
+    """A model of `explorer.models` for a plain workflow: `chat` returns the answer."""
+
+    def __init__(self, model: OtherModel, calls: _Calls) -> None:
+        self._model = model
+        self._calls = calls
+
+    def chat(self, messages: list[Message]) -> str:
+        """Return the answer to a chat; see `OtherModel.chat`."""
+        return self._calls.wait(self._model.chat(messages))
 
 
 class _Calls:

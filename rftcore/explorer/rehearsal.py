@@ -22,6 +22,7 @@ from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
+from rftcore.other_models.models import OtherModels
 from rftcore.tools.tool_boxes import ToolBoxes
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
@@ -135,6 +136,7 @@ def open_trial(
     )
     environments = environments_of(resolved)
     boxes = ToolBoxes(resolved.config.base_dir)
+    others = OtherModels(explorer.models)
     runner = RolloutRunner(
         engine=engine,
         workflow=resolved.workflow,
@@ -148,6 +150,7 @@ def open_trial(
         on_failure=lambda *failure: failures.append(failure),
         environments=environments,
         tools=boxes,
+        others=others,
         environment_limits=EnvironmentLimits(min(longest_s, explorer.step_timeout_s), explorer.reset_timeout_s),
     )
     loop = WorkflowLoop(min(longest_s, explorer.block_timeout_s), on_stuck=_leave)
@@ -157,6 +160,7 @@ def open_trial(
         loop.close()
         environments.close()
         boxes.close()
+        others.close()
         scorer.close()
 
 

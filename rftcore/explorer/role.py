@@ -36,6 +36,7 @@ from rftcore.explorer.taskset_runners import (
 )
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.other_models.models import OtherModels
 from rftcore.run.defaults import MAX_ROLLOUTS_PER_SEQUENCE, ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
@@ -160,6 +161,7 @@ class Explorer:
             drafts=self.drafts,
             environments=environments_of(self.resolved),
             tools=ToolBoxes(self.resolved.config.base_dir),
+            others=OtherModels(self.config.models),
             environment_limits=environment_limits_of(self.config),
         )
 

@@ -28,6 +28,7 @@ from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcom
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.scorer import Scorer as RewardScorer
 from rftcore.failures import InfrastructureError, describe, user_stack
+from rftcore.other_models.models import NO_MODELS, OtherModels
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.tools.tool_boxes import ToolBoxes, tools_of_rollout
 from rftcore.workflows.inputs import PER_TURN
@@ -68,6 +69,7 @@ class RolloutRunner:
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
         environments: of its rollouts; None: each environment that a workflow opens has a host for itself.
         tools: of its rollouts; None: they are opened for each rollout.
+        others: models that workflows ask besides the policy.
     """
 
     engine: Engine
@@ -87,6 +89,7 @@ class RolloutRunner:
     clocks: RolloutClocks = field(default_factory=RolloutClocks)
     environments: EnvironmentHosts | None = None
     tools: ToolBoxes | None = None
+    others: OtherModels = NO_MODELS
     environment_limits: EnvironmentLimits = EnvironmentLimits()  # noqa: RUF009 - it is frozen
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
@@ -177,7 +180,8 @@ class RolloutRunner:
             while rollout is None:
                 try:
                     async with self.slots.rollout() as slot:
-                        model = Model(slot.sampler(sampler), decoding, prompts or Prompts(self.thoughts), self.limits)
+                        known = prompts or Prompts(self.thoughts)
+                        model = Model(slot.sampler(sampler), decoding, known, self.limits, self.others)
                         task, is_last = replace(task, rollout_index=index), len(errors) == len(_PAUSES_S)
                         rollout = await self._try(task, index, model, last=is_last)
                 except _TryAgainError as again:
@@ -250,19 +254,26 @@ class RolloutRunner:
         except OF_A_USER as raised:
             if not model.turns or not holds(raised, LimitReachedError):
                 raise
-            steps = [
-                float(t.sequence.arrays["step_reward"][0]) for t in model.turns if "step_reward" in t.sequence.arrays
-            ]
-            score = await self.scorer(model.turns[-1], task)
+            steps = dict[str | None, list[float]]()
+            for recorded in (turn.sequence for turn in model.turns if "step_reward" in turn.sequence.arrays):
+                steps.setdefault(recorded.role, []).append(float(recorded.arrays["step_reward"][0]))
+            last, score = model.turns[-1], await self.scorer(model.turns[-1], task)
             if not steps and not score.parts:
                 raise
-            return replace(score, reward=score.reward + math.fsum(steps))
+            by_role = {role: math.fsum(rewards) for role, rewards in steps.items() if role is not None}
+            reward = score.reward + math.fsum(steps.get(last.sequence.role, ()))
+            return replace(score, reward=reward, by_role=by_role | _of_last(last, reward))
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
         with nullcontext() if self.tools is None else tools_of_rollout(self.tools):
             if not _is_async(self.workflow):
                 return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
             return await self.workflow(task, model, self.scorer, **self.workflow_args)
+
+
+def _of_last(last: Turn, reward: float) -> dict[str, float]:
+    """Return the reward of the role of the last turn, which is the one that is scored; nothing without roles."""
+    return {} if last.sequence.role is None else {last.sequence.role: reward}
 
 
 def _recorded(rollout: Rollout, model: Model, score: Score | None, started: float) -> Rollout:

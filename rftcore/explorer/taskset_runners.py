@@ -68,11 +68,12 @@ class TasksetRunners:
         return TasksetRunners(other(self.default), {name: other(own) for name, own in self._own.items()})
 
     def close(self) -> None:
-        """End the processes of the rewards, of the environments and of the tools."""
+        """End the processes of the rewards, of the environments and of the tools, and the connections to other models."""
         if self.default.runner.tools is not None:
             self.default.runner.tools.close()
         if self.default.runner.environments is not None:
             self.default.runner.environments.close()
+        self.default.runner.others.close()
         for one in (self.default, *self._own.values()):
             if isinstance(one.runner.scorer, Scorer):
                 one.runner.scorer.close()

@@ -38,7 +38,7 @@ async def multi_agent(
     environment: str,
     environment_args: Mapping[str, Any] | None = None,
     system: str | Mapping[str, str] | None = None,
-    opponents: Mapping[str, str] | None = None,
+    opponents: Mapping[str, str | Mapping[str, str]] | None = None,
     train_roles: Sequence[str] | None = None,
     action: str = "text",
     pattern: str | None = None,
@@ -52,7 +52,8 @@ async def multi_agent(
     Args:
         environment, environment_args, action, pattern: as for the workflow `environment`.
         system: system message; {role} stands for the role's name. A mapping has one for each role; roles without one have none.
-        opponents: functions that play roles in place of the policy, by path: `f(observation, chat, task) -> str`, plain (it runs in a thread) or async.
+        opponents: what plays roles in place of the policy: the path of a function `f(observation, chat, task) -> str`, plain (it runs in a thread) or
+            async; or {model: NAME}, a model of `explorer.models`.
         train_roles: roles that are trained; by default all that the policy plays. The answers of the others are stored with the loss mask 0.
     """
     async with open_environment(environment, environment_args or {}) as opened:
@@ -72,7 +73,7 @@ def check_args(
     environment: str,
     environment_args: Mapping[str, Any] | None = None,
     system: str | Mapping[str, str] | None = None,
-    opponents: Mapping[str, str] | None = None,
+    opponents: Mapping[str, str | Mapping[str, str]] | None = None,
     train_roles: Sequence[str] | None = None,
     action: str = "text",
     pattern: str | None = None,
@@ -85,8 +86,8 @@ def check_args(
     check_environment_args(
         base_dir, environment=environment, environment_args=environment_args, action=action, pattern=pattern
     )
-    for path in (opponents or {}).values():
-        OPPONENTS.load(path, base_dir)
+    for role, chosen in (opponents or {}).items():
+        _checked_opponent(role, chosen, base_dir)
     roles = tuple(check_environment(environment, environment_args or {}, base_dir).roles)
     if roles == ONE_ROLE:  # an environment may set its roles in its constructor
         return
@@ -103,21 +104,26 @@ class _Roles:
     """Who plays the roles of an environment.
 
     Attributes:
-        opponents: functions by role.
+        opponents: by role, functions or names of models.
         trained: roles whose answers are trained, in the environment's order.
     """
 
-    opponents: Mapping[str, Opponent]
+    opponents: Mapping[str, Opponent | str]
     trained: tuple[str, ...]
 
     @classmethod
-    def of(cls, opened: EnvironmentHandle, opponents: Mapping[str, str], train_roles: Sequence[str] | None) -> _Roles:
+    def of(
+        cls,
+        opened: EnvironmentHandle,
+        opponents: Mapping[str, str | Mapping[str, str]],
+        train_roles: Sequence[str] | None,
+    ) -> _Roles:
         _check_roles(opened.roles, opponents, train_roles)
         trained = tuple(
             role for role in opened.roles if role not in opponents and (train_roles is None or role in train_roles)
         )
         base_dir = folder_of_rollout()
-        return cls({role: OPPONENTS.load(path, base_dir) for role, path in opponents.items()}, trained)
+        return cls({role: _checked_opponent(role, each, base_dir) for role, each in opponents.items()}, trained)
 
 
 @dataclass
@@ -185,8 +191,12 @@ class _Game:
         side.chat.append({"role": "user", "content": seen.text})
         opponent = self.roles.opponents.get(role)
         if opponent is not None:
-            action = await _asked(opponent, seen, side.chat, self.task)
-            side.chat.append({"role": "assistant", "content": action})
+            if isinstance(opponent, str):
+                answer = await self.model.other(opponent).chat(side.chat)
+                action = self.action_of(answer)
+            else:
+                answer = action = await _asked(opponent, seen, side.chat, self.task)
+            side.chat.append({"role": "assistant", "content": answer})
             return action
         turn = await self.model.chat(side.chat, role=role, train=role in self.roles.trained)
         side.end_turn()  # after the answer: a limit may end the rollout here
@@ -239,7 +249,25 @@ async def _asked(opponent: Opponent, seen: Observation, chat: list[Message], tas
     return action
 
 
-def _check_roles(roles: Sequence[str], opponents: Mapping[str, str], train_roles: Sequence[str] | None) -> None:
+def _checked_opponent(role: str, chosen: object, base_dir: Path) -> Opponent | str:
+    """Return a function, or the name of a model.
+
+    Raises:
+        ConfigError: it is neither.
+        PluginError: the function does not load.
+    """
+    if isinstance(chosen, str):
+        return OPPONENTS.load(chosen, base_dir)
+    if isinstance(chosen, Mapping) and list(chosen) == ["model"]:
+        return str(chosen["model"])
+    raise ConfigError(
+        f"workflow_args.opponents: {role} has no opponent",
+        value=chosen,
+        allowed="the path of a function, or {model: NAME} with a name of explorer.models",
+    )
+
+
+def _check_roles(roles: Sequence[str], opponents: Mapping[str, Any], train_roles: Sequence[str] | None) -> None:
     """Refuse names that are no roles, and settings in which no role is trained.
 
     Raises:

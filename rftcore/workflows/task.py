@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import xxhash
 
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.other_models.models import NO_MODELS, OtherModel, OtherModels
 from rftcore.tools.chat_template import answer_parser
 from rftcore.tools.tool import Tool
 from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, content_text, copied
@@ -151,14 +152,21 @@ class Model:
         decoding: sampling parameters.
         prompts: renders chats; rollouts of one group share it.
         limits: of the rollout.
+        others: models that the workflow may ask besides.
     """
 
     def __init__(
-        self, sampler: Sampler, decoding: Decoding, prompts: Prompts | None = None, limits: Limits = NO_LIMITS
+        self,
+        sampler: Sampler,
+        decoding: Decoding,
+        prompts: Prompts | None = None,
+        limits: Limits = NO_LIMITS,
+        others: OtherModels = NO_MODELS,
     ) -> None:
         self._sampler = sampler
         self._decoding = decoding
         self._limits = limits
+        self._others = others
         self._session = Session(prompts)
         self._open: set[asyncio.Task[Generation]] = set()
         self._num_begun = 0
@@ -178,6 +186,14 @@ class Model:
     def stop_reason(self) -> str | None:
         """The limit that was reached, one of `STOP_REASONS`; None while there is none."""
         return None if self._reached is None else self._reached.reason
+
+    def other(self, name: str) -> OtherModel:
+        """Return a model of `explorer.models`, which is not trained: `await model.other("judge").chat(messages)` is its answer, a text.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        return self._others[name]
 
     def sequences(self) -> list[Sequence]:
         """Return what is stored of the turns so far: a sequence for each branch of their chats."""

@@ -11,6 +11,7 @@ import pytest
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.other_models.models import NO_MODELS, OtherModels
 from rftcore.workflows.limits import NO_LIMITS, Limits
 from rftcore.workflows.multi_agent import check_args, multi_agent
 from rftcore.workflows.task import Model, Score, Task, Turn
@@ -31,7 +32,14 @@ async def unjudged(turn: Turn, task: Task) -> Score:
     return Score(0.0)
 
 
-def rolled_out(spy: Spy, workflow: Any, scorer: Any = unjudged, limits: Limits = NO_LIMITS, **args: Any) -> Rollout:
+def rolled_out(
+    spy: Spy,
+    workflow: Any,
+    scorer: Any = unjudged,
+    limits: Limits = NO_LIMITS,
+    others: OtherModels = NO_MODELS,
+    **args: Any,
+) -> Rollout:
     runner = RolloutRunner(
         engine=spy,  # type: ignore[arg-type]
         workflow=workflow,
@@ -39,6 +47,7 @@ def rolled_out(spy: Spy, workflow: Any, scorer: Any = unjudged, limits: Limits =
         scorer=scorer,
         timeout_s=2 * PATIENCE_S,
         limits=limits,
+        others=others,
         source="explorer",
         slots=RolloutSlots(1, 1),
     )
@@ -125,6 +134,7 @@ def test_roles_never_share_a_sequence_even_where_one_s_chat_begins_with_the_othe
         ({"opponents": {"x": f"{HERE}:one", "o": f"{HERE}:one"}}, "the policy plays no role that is trained"),
         ({"opponents": {"x": f"{HERE}:one"}, "train_roles": ["x"]}, "the policy plays no role that is trained"),
         ({"opponents": {"o": f"{HERE}:gone"}}, "gone"),
+        ({"opponents": {"o": {"endpoint": "judge"}}}, "opponents: o has no opponent.*explorer.models"),
     ],
 )
 def test_settings_with_which_every_rollout_would_fail_are_refused(args: dict[str, Any], message: str) -> None:

@@ -1,0 +1,1 @@
+"""Models that workflows ask besides the policy, and that are not trained (`explorer.models`)."""
