@@ -357,12 +357,15 @@ def test_errors_of_rollouts_without_an_answer_are_purged_with_their_group_or_tas
     roles.insert(Group(failed, secret.group_id, secret.claim_token))
     roles.insert(own_group(task_key="other"))
     half = own_group(task_key="half")
-    half.rollouts[1] = Rollout(1, "failed", None, [], error=SECRET)
+    half.rollouts[1] = Rollout(1, "failed", None, [], error=SECRET, try_errors=[SECRET, SECRET])
     roles.insert(half)
     purge.purge(story.buffer, "task_key = 'half'", reason="asked to", author="ada")
     assert story.buffer.sql("SELECT DISTINCT error FROM rft.rollout WHERE error IS NOT NULL ORDER BY 1")[
         "error"
     ].to_pylist() == ["[purged]", SECRET]
+    assert story.buffer.sql("SELECT try_errors FROM rft.rollout WHERE try_errors IS NOT NULL")[
+        "try_errors"
+    ].to_pylist() == [["[purged]"]]
     story.purge()
     check(story)
 
