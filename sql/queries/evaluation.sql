@@ -127,7 +127,7 @@ FROM (
     JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
     JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
     WHERE r.run_id = %(run_id)s AND e.decoding = %(decoding)s AND e.taskset = ANY (%(tasksets)s)
-      AND (e.error IS NULL OR e.num_tasks * %(max_failed)s >=
+      AND (e.error IS NULL OR e.num_tasks * e.num_answers * %(max_failed)s >=
            (SELECT count(*) FROM rft.evaluation_answer w WHERE w.evaluation_id = e.evaluation_id AND w.error IS NOT NULL))
     ORDER BY e.trainer_step, e.taskset, e.evaluation_id DESC) newest
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);

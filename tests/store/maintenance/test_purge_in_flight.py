@@ -184,7 +184,10 @@ def evaluation(story: Story) -> int:
 def of_an_evaluation(story: Story) -> Finish:
     key = evaluation(story)
     answers = [
-        Answer(task_id=story.tasks[0], reward=0.0, response=SECRET, num_response_tokens=3, finish_reason="stop", error=SECRET),
+        Answer(
+            task_id=story.tasks[0], reward=0.0, response=SECRET, num_response_tokens=3, finish_reason="stop", error=SECRET,
+            outcome="failed", chats=[{"messages": [{"role": "assistant", "content": SECRET}], "turns": []}],
+        ),
         Answer(task_id=story.tasks[1], reward=1.0, response="2", num_response_tokens=1, finish_reason="stop"),
     ]  # fmt: skip
     return lambda: finish_evaluation(story.roles.run, key, story.roles.worker_id, answers, 1.0)
