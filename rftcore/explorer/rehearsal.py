@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rftcore.engines.base import Decoding, Engine, Generation
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 LIMIT_S = 10.0
 """Longest wait. A run allows more, but here a person waits."""
 _WHOLE_S = 120.0
+_MAX_TURNS = 64
+"""Answers of the stand-in, with which an environment may never end."""
 _ANSWER = "a stand-in answer"
 
 
@@ -118,7 +120,7 @@ def open_trial(
 
     Args:
         resolved: as the taskset sees the run (`ResolvedRun.for_taskset`).
-        longest_s: longest wait, if the configuration allows more.
+        longest_s: longest wait, if the configuration allows more; a rollout then has at most `_MAX_TURNS` turns.
         num_slots: number of concurrent rollouts.
     """
     failures: list[tuple[str, str]] = []
@@ -134,6 +136,9 @@ def open_trial(
         limit=limit,
         max_processes=1,
     )
+    limits = limits_of(explorer)
+    if longest_s < math.inf:
+        limits = replace(limits, max_turns=min(limits.max_turns or _MAX_TURNS, _MAX_TURNS))
     environments = environments_of(resolved)
     boxes = ToolBoxes(resolved.config.base_dir)
     others = OtherModels(explorer.models)
@@ -143,7 +148,7 @@ def open_trial(
         workflow_args=explorer.workflow_args,
         scorer=scorer,
         timeout_s=min(longest_s, explorer.rollout_timeout_s),
-        limits=limits_of(explorer),
+        limits=limits,
         thoughts=explorer.thoughts,
         source="explorer",
         slots=RolloutSlots(num_slots, num_slots),
