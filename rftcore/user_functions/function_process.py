@@ -20,7 +20,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from rftcore.failures import (
     user_stack,
 )
 from rftcore.parent_process import end_with_parent
+from rftcore.user_functions.messages import Messages
 from rftdata.errors import RftError
 from rftdata.processes import await_exit, kill_group
 from rftdata.user_code import held_lock_timer
@@ -48,8 +48,6 @@ from rftdata.user_code import held_lock_timer
 _START_S = 120.0
 _GRACE_S = 5.0
 _WITHDRAW_S = 0.3
-_LENGTH = struct.Struct("!Q")
-_READ_BYTES = 1 << 18
 _CALL, _END = b"c", b"e"  # tokens
 _MOST_TOKENS = 1024
 
@@ -155,7 +153,7 @@ class FunctionProcess:
         theirs.close()
         # A process that a function started may keep the socket open.
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._messages = _Messages(ours, self._pidfd)
+        self._messages = Messages(ours, self._pidfd)
 
     def load(self, functions: Functions) -> None:
         """Load the functions; called once, before the first call.
@@ -270,68 +268,9 @@ class FunctionProcess:
         return FunctionFailedError(text, as_traceback(frames, text))
 
 
-class _Messages:
-    """Pickled messages over a socket, for one thread at a time.
-
-    Args:
-        pidfd: of the process on the other side, if its end ends the messages.
-    """
-
-    def __init__(self, connection: socket.socket, pidfd: int | None = None) -> None:
-        self._socket = connection
-        self._read = bytearray()
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-        if pidfd is not None:
-            self._poll.register(pidfd, select.POLLIN)
-
-    def send(self, message: object) -> None:
-        data = pickle.dumps(message)
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
-
-    def wait(self, patience_s: float | None) -> bool:
-        """Wait for a message, or for the end of the other side; return whether there is one of them."""
-        return bool(self._read) or bool(self._poll.poll(None if patience_s is None else 1000 * patience_s))
-
-    def receive(self, patience_s: float | None, most: int) -> list[bytes]:
-        """Return the pickled messages that have come, at least one and at most so many.
-
-        Raises:
-            TimeoutError: none has come.
-            EOFError: the other side has closed.
-        """
-        found: list[bytes] = []
-        while not found:
-            while len(found) < most and (data := self._take()) is not None:
-                found.append(data)
-            if not found:
-                ready = self._poll.poll(None if patience_s is None else 1000 * patience_s)
-                if not ready:
-                    raise TimeoutError
-                read = self._socket.recv(_READ_BYTES) if self._socket.fileno() in dict(ready) else b""
-                if not read:
-                    raise EOFError
-                self._read += read
-        return found
-
-    def _take(self) -> bytes | None:
-        """Remove a whole message from what was read, and return it."""
-        if len(self._read) < _LENGTH.size:
-            return None
-        end = _LENGTH.size + _LENGTH.unpack_from(self._read)[0]
-        if len(self._read) < end:
-            return None
-        data = bytes(self._read[_LENGTH.size : end])
-        del self._read[:end]
-        return data
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 def main(socket_fd: int, stacks_fd: int, tokens_fd: int) -> None:
     """Run the child: answer calls until the parent closes the connection."""
-    messages = _Messages(socket.socket(fileno=socket_fd))
+    messages = Messages(socket.socket(fileno=socket_fd))
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
         parent, given = pickle.loads(messages.receive(None, 1)[0])
@@ -362,7 +301,7 @@ def _token(tokens_fd: int) -> bytes:
             poll.poll()
 
 
-def _load(messages: _Messages, given: Functions) -> Mapping[str, Callable[..., Any]]:
+def _load(messages: Messages, given: Functions) -> Mapping[str, Callable[..., Any]]:
     try:
         functions = given.load(given.names, given.base_dir)
     except RftError as error:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from pydantic import ValidationError
 
-from rftcore.config.run import RunSection
+from rftcore.config.sections import RunSection
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.attempts import stored_selection
 from rftdata.attempts.sampling import SamplingConfig
