@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.algorithms import build_algorithm
+from rftcore.config.engine import engine_config
 from rftcore.config.run import RunConfig
 from rftcore.config.taskset import RunTasksetConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
-from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
 from rftcore.model_folder import names_folder, resolve_model, stored_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import LoadedReward, load_rewards
@@ -34,8 +34,7 @@ from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
 from rftdata.attempts.run_models import ModelUse
 from rftdata.config import SelectorConfig
-from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError, RftError, refuse
+from rftdata.errors import RftError, refuse
 from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 
@@ -334,43 +333,8 @@ class ResolvedRun:
         return [MONITORS.load(name, self.config.base_dir) for name in self.config.monitor]
 
     def engine(self, worker_index: int) -> EngineConfig:
-        """Return the engine's settings, with a separate sampling stream for every explorer.
-
-        Raises:
-            ConfigError: a setting is unknown or wrong.
-        """
-        explorer, lora = self.config.explorer, self.config.trainer.lora
-        elsewhere: dict[str, tuple[str, object]] = {
-            "tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size),
-            "kv_cache": ("sync.kv_cache", self.config.sync.kv_cache),
-            "sleep": ("explorer.sleep", explorer.sleep),
-            "adapter_rank": ("sync.adapters", lora.rank if lora is not None and self.sends_adapters_alone else None),
-        }
-        for name, (setting, value) in elsewhere.items():
-            if name in explorer.engine_args:
-                raise ConfigError(
-                    f"explorer.engine_args.{name} has a place of its own",
-                    value=explorer.engine_args[name],
-                    allowed=f"{setting}, now {value}",
-                    todo=f"remove it there and set {setting}",
-                )
-        settings = {
-            "seed": self.config.run.seed * 1000 + worker_index,
-            **{name: value for name, (_, value) in elsewhere.items()},
-            **explorer.engine_args,
-        }
-        engine = parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
-        if explorer.engine == "vllm":
-            refuse_unknown_arguments(engine.vllm)
-            slot_rank(engine.adapter_rank)
-        elif explorer.engine in ENGINES.builtins and (engine.vllm or engine.quantization):
-            name = "vllm" if engine.vllm else "quantization"
-            raise ConfigError(
-                f"explorer.engine_args.{name} has no effect in the engine {explorer.engine!r}",
-                value=getattr(engine, name),
-                todo="remove it, or set explorer.engine: vllm",
-            )
-        return engine
+        """Return the engine's settings; see `engine_config`."""
+        return engine_config(self.config, worker_index, sends_adapters_alone=self.sends_adapters_alone)
 
     @built_once
     def context_length(self) -> int | None:
