@@ -28,6 +28,7 @@ _TICK_S = 0.25
 NOTICEABLE_S = 2.0
 _GRACE_S = 5.0
 _CLOSE_S = 10.0
+_LAST_S = 2.0
 _ASK_AGAIN_S = 1.0
 # Tolerance that distinguishes C code holding the interpreter's lock from a busy machine or a briefly suspended process.
 _LOCK_SLACK_S = 15.0
@@ -98,6 +99,8 @@ class WorkflowLoop:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        if closing := asyncio.all_tasks() - {asyncio.current_task()}:  # the async environments of cancelled rollouts
+            await asyncio.wait(closing, timeout=_LAST_S)
         self._loop.stop()
 
     def _look_at_left_calls(self, now: float) -> None:

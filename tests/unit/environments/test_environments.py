@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -236,6 +238,31 @@ def test_the_end_of_the_host_is_not_the_environments_error_and_another_one_start
             assert (await environment.step("a")).reward == 1.0
 
     run(test)
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from rftcore.environments import open_environment
+
+async def main():
+    async with open_environment("./acting.py:Acting", base_dir=Path(sys.argv[1])) as environment:
+        await environment.reset("task", 1)
+        own = (await environment.step("a")).observation.text.split()[1]
+        print(own, (await environment.step("leaves_processes")).observation.text, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_explorer_leaves_no_process():
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(HERE)], stdout=subprocess.PIPE, text=True) as explorer:
+        assert explorer.stdout is not None
+        pids = [int(pid) for pid in explorer.stdout.readline().split()]
+        assert len(pids) == 3 and all(process_lives(pid) for pid in pids)
+        explorer.kill()
+    asyncio.run(until(lambda: not any(process_lives(pid) for pid in pids)))
 
 
 def test_names_and_arguments_are_checked():
