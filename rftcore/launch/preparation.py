@@ -228,13 +228,14 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
 
 
 def named_resumable(buffer: Buffer, name: str | None) -> Run:
-    """Return the run of a name or an id, by default the newest that was not imported.
+    """Return the run of a name or an id, by default the newest that was not imported, a training run if there is one.
 
     Raises:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
     own = buffer.runs(imported=False) if name is None else []
+    own.sort(key=lambda run: run.mode == "eval")  # stable: the newest of each kind first
     run = own[0] if own else buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(

@@ -135,10 +135,7 @@ def _run(
                 await_earlier_processes(stored, view)
             stored = stored.refreshed()
             if go_back is None and has_finished(config, stored):
-                view.message(
-                    f"the run {stored.name} has finished its {stored.planned_steps} steps: nothing is left to do "
-                    f"(to train further, raise steps: --set steps={2 * stored.planned_steps})"
-                )
+                view.message(_nothing_left(stored))
                 show_results(buffer, stored, view)
                 return 0
         if stored is None and (sentence := earlier_run(config, buffer)) is not None:
@@ -219,6 +216,15 @@ def apply_retention(rules: RetentionConfig | None, buffer: Buffer, run: Run, vie
 def _begins(go_back: GoBack) -> str:
     kept = "; the groups of later steps are used" if go_back.keep_rollouts else ""
     return ("at the newest checkpoint" if go_back.step is None else f"at step {go_back.step}") + kept
+
+
+def _nothing_left(run: Run) -> str:
+    if run.mode == "eval":
+        return f"all evaluations of the run {run.name} are answered: nothing is left to do"
+    return (
+        f"the run {run.name} has finished its {run.planned_steps} steps: nothing is left to do "
+        f"(to train further, raise steps: --set steps={2 * run.planned_steps})"
+    )
 
 
 def _roles(config: RunConfig) -> str:
