@@ -8,7 +8,7 @@ and starts no thread, so that its forks are safe. It has three duties:
   a session, and orphans become children of the host, which kills them.
 - It passes on what environments print, up to 64 KiB of each.
 
-It ends when the explorer closes the connection or exits. If the host is killed, its processes are killed by the system.
+It ends when the explorer closes the connection or ends. If the host is killed, its processes are killed by the system.
 """
 
 from __future__ import annotations
@@ -65,16 +65,24 @@ class _Child:
 
 
 class _Host:
-    """The work of the host's process, after its imports."""
+    """The work of the host's process, after its imports.
 
-    def __init__(self, connection: socket.socket, name: str, environment_class: EnvironmentClass) -> None:
+    Args:
+        explorer: process id of the explorer. Its end counts beside that of the connection, whose other end a fork of the explorer may hold.
+    """
+
+    def __init__(
+        self, connection: socket.socket, explorer: int, name: str, environment_class: EnvironmentClass
+    ) -> None:
         self._connection, self._name, self._class = connection, name, environment_class
+        self._explorer = os.pidfd_open(explorer)
         self._pid = os.getpid()
         self._children: dict[int, _Child] = {}
         self._requests = b""
         self._files: list[int] = []
         self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+        for file in (connection.fileno(), self._explorer):
+            self._poll.register(file, select.POLLIN)
 
     def serve(self) -> None:
         """Handle requests and the ends of processes, until the explorer closes the connection; then end all."""
@@ -86,7 +94,8 @@ class _Host:
                 child.kill()
             else:  # it closes its environment
                 child.kill_at = min(child.kill_at, deadline)
-        self._poll.unregister(self._connection)
+        for file in (self._connection.fileno(), self._explorer):
+            self._poll.unregister(file)
         while self._children:
             self._handle(self._wait())
 
@@ -106,6 +115,8 @@ class _Host:
             elif child.kill_at is not None and now >= child.kill_at:
                 child.kill()
                 child.kill_at = now + _STACK_S
+        if self._explorer in ready:
+            return False
         return self._connection.fileno() not in ready or self._receive()
 
     def _receive(self) -> bool:
@@ -286,7 +297,7 @@ def main(descriptor: int) -> None:
     process.become_subreaper()
     gc.collect()
     gc.freeze()  # a collection in a fork must not copy the shared memory
-    _Host(connection, request["name"], found).serve()
+    _Host(connection, request["parent"], request["name"], found).serve()
 
 
 if __name__ == "__main__":

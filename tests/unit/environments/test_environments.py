@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -241,7 +242,7 @@ def test_the_end_of_the_host_is_not_the_environments_error_and_another_one_start
 
 
 KILLED = """
-import asyncio, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from rftcore.environments import open_environment
 
@@ -249,7 +250,10 @@ async def main():
     async with open_environment("./acting.py:Acting", base_dir=Path(sys.argv[1])) as environment:
         await environment.reset("task", 1)
         own = (await environment.step("a")).observation.text.split()[1]
-        print(own, (await environment.step("leaves_processes")).observation.text, flush=True)
+        text = (await environment.step("leaves_processes")).observation.text
+        if (fork := os.fork()) == 0:  # it holds what the explorer has open
+            time.sleep(1000)
+        print(fork, own, text, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -259,10 +263,13 @@ asyncio.run(main())
 def test_a_killed_explorer_leaves_no_process():
     with subprocess.Popen([sys.executable, "-c", KILLED, str(HERE)], stdout=subprocess.PIPE, text=True) as explorer:
         assert explorer.stdout is not None
-        pids = [int(pid) for pid in explorer.stdout.readline().split()]
+        fork, *pids = [int(pid) for pid in explorer.stdout.readline().split()]
         assert len(pids) == 3 and all(process_lives(pid) for pid in pids)
         explorer.kill()
-    asyncio.run(until(lambda: not any(process_lives(pid) for pid in pids)))
+        try:
+            asyncio.run(until(lambda: not any(process_lives(pid) for pid in pids)))
+        finally:
+            os.kill(fork, signal.SIGKILL)
 
 
 def test_names_and_arguments_are_checked():
