@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftcore.tools.calls import Call
-from rftcore.tools.chat_template import ToolTemplate, answer_parser, format_of, tool_template
-from rftcore.tools.formats import ToolFormat, text, tool_format
+from rftcore.tools.chat_template import format_of
+from rftcore.tools.formats import tool_format
 from rftcore.tools.settings import ToolLimits
-from rftcore.tools.tool_box import ToolResult, ToolSession
 from rftcore.tools.tool_boxes import ToolSettings, open_tools
-from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.limits import LimitReachedError
 from rftcore.workflows.single_turn import chat_messages
 from rftcore.workflows.task import Model, Score, Scorer, Task
+from rftcore.workflows.tool_dialogue import ToolDialogue
 from rftdata.errors import ConfigError
 
 
@@ -54,21 +52,22 @@ async def tools(
         max_chars: longest result, for tools that name no other limit; a longer one is cut in the middle.
         processes: maximum number of processes for plain functions in an explorer.
     """
-    tool_format = format_of(model.tokenizer, format)
     settings = _settings(tools, timeout_s, max_chars, max_calls_per_turn, processes)
     async with open_tools(settings, task) as session:
-        dialogue = _Dialogue(tool_format, tool_template(model.tokenizer), session)
-        parse = answer_parser(model.tokenizer, format)
+        dialogue = ToolDialogue(model.tokenizer, session.box.schemas, format)
         messages = chat_messages(task, dialogue.system(system, describe=describe), None, template)
         try:
             while True:
-                turn = await model.chat(messages, tools=dialogue.schemas, parse=parse, template_args=template_args)
-                calls, left = tool_format.parse(turn.response).calls, max_calls - session.num_calls
+                turn = await model.chat(
+                    messages, tools=dialogue.schemas, parse=dialogue.parse, template_args=template_args
+                )
+                calls, left = dialogue.calls(turn.response), max_calls - session.num_calls
                 results = await session.run(calls, num_left=left) if calls and left > 0 else []
                 turn.sequence.metrics |= session.metrics()
                 if not results:
                     break
-                messages += [turn.message, *dialogue.results(turn.message, calls, results)]
+                texts = [(result.call_id, result.name, result.text) for result in results]
+                messages += [turn.message, *dialogue.results(turn.message, texts)]
         except LimitReachedError:
             if not model.turns:
                 raise
@@ -124,33 +123,3 @@ def _limits(timeout_s: object, max_chars: object) -> ToolLimits:
     if not isinstance(max_chars, int) or isinstance(max_chars, bool) or max_chars < 100:
         raise ConfigError("workflow_args.max_chars is not valid", value=max_chars, allowed="100 or more")
     return ToolLimits(timeout_s=timeout_s, max_chars=max_chars)
-
-
-class _Dialogue:
-    """How the messages of a chat with tools are written: by the chat template, or in the format `text`."""
-
-    def __init__(self, tool_format: ToolFormat, template: ToolTemplate, session: ToolSession) -> None:
-        self._format, self._template, self._session = tool_format, template, session
-
-    @property
-    def schemas(self) -> list[dict[str, Any]] | None:
-        """The tools for the chat template."""
-        return self._session.box.schemas if self._format.in_template else None
-
-    def system(self, system: str | None, *, describe: bool) -> str | None:
-        """Return the system message."""
-        if self._format.in_template or not describe:
-            return system
-        described = text.describe(self._session.box.schemas)
-        return f"{system}\n\n{described}" if system else described
-
-    def results(self, message: Message, calls: Sequence[Call], results: Sequence[ToolResult]) -> list[Message]:
-        """Return the messages with the results of an answer's calls."""
-        if not self._format.in_template:
-            return [{"role": "user", "content": "\n".join(text.result(r.name, r.text) for r in results)}]
-        if "tool_calls" not in message and not self._template.writes_lone_results:
-            return [{"role": "user", "content": "\n".join(result.text for result in results)}]
-        return [
-            {"role": "tool", "tool_call_id": result.call_id, "name": result.name, "content": result.text}
-            for result in results
-        ]

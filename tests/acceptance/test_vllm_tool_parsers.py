@@ -20,7 +20,7 @@ CALLS = [
 BY_HAND = {
     "hermes": 'Sure.\n<tool_call>{"arguments":{"a":1},"name":"add"}</tool_call>',
     "llama_json": '{"name":"add","parameters":{"a":1}}',
-    "pythonic": "[add(a = 1)]",
+    "pythonic": "[add(a=1), add(a=2)]",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rftcore.engines.base import Decoding
+from rftcore.environments import EnvironmentHosts
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
@@ -50,11 +51,13 @@ def played(files: Path, workflow: str, answers: list[str], answer: str, **argume
             timeout_s=PATIENCE_S,
             source="explorer",
             slots=RolloutSlots(1, 1),
+            environments=EnvironmentHosts(files, max_environments=1),
             tools=ToolBoxes(files),
         )
         rollout = await runner.rollout(Task(1, "shop", "one", "Two pears and a melon?", answer), 0, Decoding())
-        assert runner.tools is not None
+        assert runner.tools is not None and runner.environments is not None
         runner.tools.close()
+        await asyncio.to_thread(runner.environments.close)
         return rollout
 
     return asyncio.run(run())
@@ -84,6 +87,14 @@ def test_the_tools_of_the_page(files: Path) -> None:
 def test_the_workflow_of_the_page(files: Path) -> None:
     rollout = played(files, "./dice.py:game", [calls(("roll", {"sides": 1}), ("roll", {"sides": 1})), "2"], "2")
     assert (rollout.outcome, rollout.reward, rollout.num_turns) == ("ok", 1.0, 2), rollout.error
+
+
+def test_the_environment_of_the_page(files: Path) -> None:
+    answers = [calls(("add", {"amount": 1}), ("add", {"amount": "2"})), calls(("add", {"amount": 2}))]
+    rollout = played(files, "environment", answers, "3", environment="./counter.py:Counter")
+    assert (rollout.outcome, rollout.reward) == ("ok", 1.0), rollout.error
+    seen = [message["content"] for message in rollout.sequences[0].messages or [] if message["role"] == "tool"]
+    assert seen == ["1", "Use the tool add."]
 
 
 def test_the_tables_name_every_kind_of_error_and_every_format() -> None:

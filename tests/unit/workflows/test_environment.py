@@ -11,6 +11,8 @@ import pytest
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.tools import ToolCall
+from rftcore.tools.formats import FORMATS
 from rftcore.workflows.environment import action_of, check_args, environment
 from rftcore.workflows.limits import NO_LIMITS, Limits
 from rftcore.workflows.task import Score, Task, Turn
@@ -21,6 +23,7 @@ from tests.support.waiting import PATIENCE_S
 from tests.unit.workflows.test_session import Spy, check
 
 COUNTS = "tests.unit.workflows.counting_environment:Counts"
+COUNTS_BY_TOOL = "tests.unit.workflows.counting_environment:CountsByTool"
 
 
 async def length(turn: Turn, task: Task) -> Score:
@@ -60,6 +63,23 @@ def test_an_episode_that_a_limit_ends_keeps_its_rewards() -> None:
     spy.will_answer("1", "2")
     rollout = played(spy, Limits(max_turns=2), environment_args={"last": 9})
     assert (rollout.outcome, rollout.stop_reason, rollout.reward) == ("ok", "max_turns", 13.0)
+
+
+@pytest.mark.parametrize(("template", "name"), [("qwen2_5", "hermes"), ("gemma3", "text")])
+def test_calls_of_an_environment_s_tools_are_actions(template: str, name: str) -> None:
+    spy = Spy(chat_tokenizer(template))
+    one, two, three = (ToolCall("count", {"n": n}) for n in (1, 2, 3))
+    spy.will_answer(FORMATS[name].render([one, two], ""), "no call", FORMATS[name].render([three, one], ""))
+    args = {"environment": COUNTS_BY_TOOL, "environment_args": {"last": 3}}
+    rollout = played(spy, format=None if name == "hermes" else name, **args)
+    assert (rollout.outcome, rollout.reward, rollout.error) == ("ok", 16.0, None)
+    (sequence,) = rollout.sequences
+    assert sequence.arrays["step_reward"].tolist() == [3.0, 0.0, 13.0], "the episode ends with its last number"
+    assert "Say a number." in sequence.prompt and sequence.messages is not None
+    seen = [message["content"] for message in sequence.messages if message["role"] in ("user", "tool")]
+    results = ["after 1", "after 2"] if name == "hermes" else ["RESULT count\nafter 1\nRESULT count\nafter 2"]
+    assert seen == ["seed 5", *results, "after 0"]
+    check(spy, rollout.sequences)
 
 
 @pytest.mark.parametrize(
