@@ -157,12 +157,12 @@ def _rehearsed(resolved: ResolvedRun, tasks: Sequence[Task], num_rollouts: int) 
 async def _try_all(trial: Trial, tasks: Sequence[Task], num_rollouts: int) -> list[TriedRollout]:
     from rftcore.reporting.tried_rollout import TriedRollout
 
-    asked = [(task, index) for task in tasks for index in range(num_rollouts)]
-    rollouts = await asyncio.gather(*(trial.rollout(task, index) for task, index in asked))
+    groups = await asyncio.gather(*(trial.rollouts(task, num_rollouts) for task in tasks))
     stacks = dict(trial.failures)
     return [
         TriedRollout(task=task, rollout=rollout, num_rollouts=num_rollouts, stack=stacks.get(rollout.error or "", ""))
-        for (task, _), rollout in zip(asked, rollouts, strict=True)
+        for task, rollouts in zip(tasks, groups, strict=True)
+        for rollout in rollouts
     ]
 
 

@@ -103,13 +103,13 @@ class Trial:
     decoding: Decoding
     failures: list[tuple[str, str]]
 
-    async def rollout(self, task: Task, index: int = 0) -> Rollout:
-        """Run one rollout, as a group of its own, and return its outcome.
+    async def rollouts(self, task: Task, size: int = 1) -> list[Rollout]:
+        """Run a group of rollouts, and return their outcomes.
 
         Raises:
             ConfigError, PluginError: an error that would end a run.
         """
-        return await self.loop.run(self.runner.alone(task, index, self.decoding))
+        return await self.loop.run(self.runner.unstored(task, size, self.decoding))
 
 
 @contextmanager
@@ -179,8 +179,8 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
     engine = StandIn(tokenizer, stand_in_answer(task))
     with open_trial(resolved, engine, longest_s=LIMIT_S) as trial:
         # This outer limit is for code that keeps the interpreter's lock; the inner limits need other threads.
-        rollout = time_limits.call(
-            lambda: asyncio.run(trial.rollout(task)),
+        [rollout] = time_limits.call(
+            lambda: asyncio.run(trial.rollouts(task)),
             _WHOLE_S,
             f"a rollout of the task {task.task_key!r} of {task.taskset!r}",
             cap=False,

@@ -116,15 +116,16 @@ class RolloutRunner:
         group.rollouts += rest
         return await self._with_group_rewards(group, task, turns)
 
-    async def alone(self, task: Task, index: int, decoding: Decoding) -> Rollout:
-        """Run one rollout as a group of its own, with the rewards over it.
+    async def unstored(self, task: Task, size: int, decoding: Decoding) -> list[Rollout]:
+        """Run the rollouts of a group that is not stored, with the rewards over it.
 
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
         turns: dict[int, list[Turn]] | None = {} if self._scores_groups else None
-        group = Group([await self.rollout(task, index, decoding, turns=turns)], 0, 0, source=self.source)
-        return (await self._with_group_rewards(group, task, turns)).rollouts[0]
+        each = (self.rollout(task, index, decoding, turns=turns) for index in range(size))
+        group = Group(list(await asyncio.gather(*each)), 0, 0, source=self.source)
+        return (await self._with_group_rewards(group, task, turns)).rollouts
 
     @property
     def _scores_groups(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import math
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -136,16 +137,17 @@ class Scorer:
             FunctionFailedError: a function failed or took too long. An async function's error is raised unchanged.
         """
         scores = [GroupScore(self._combination) for _ in rollouts]
+        totals = [RewardTotal(self._combination, rollout.reward) for rollout in rollouts]
         for reward in self._of_groups:
             values: list[CheckedValue] = await self._value(reward, rollouts, task)
-            for rollout, score, value in zip(rollouts, scores, values, strict=True):
+            for rollout, score, total, value in zip(rollouts, scores, totals, values, strict=True):
                 taken = rollout.parts.keys() | score.parts.keys()
                 named = {
                     name: part for name, part in _named_parts(reward.config, value, taken) if isinstance(part, float)
                 }
                 score.parts.update(named)
                 score.values.append((reward.config, math.fsum(named.values())))
-                _add(RewardTotal(self._combination), *score.values[-1], task)
+                _add(total, *score.values[-1], task)
         return scores
 
     async def _value(self, reward: LoadedReward, scored: Turn | list[AnsweredRollout], task: Task) -> Any:
@@ -188,20 +190,35 @@ def _named_parts(reward: RewardConfig, value: CheckedValue, taken: Collection[st
     """Return the parts of a value by the names under which they are stored."""
     if not isinstance(value, dict):
         short = reward.as_ or reward.name.rpartition(":")[2]
-        return [(reward.key if short in taken else short, value)]
+        return [(_free(reward.key, taken) if short in taken else short, value)]
     names = {name: f"{reward.key}.{name}" if reward.as_ or name in taken else name for name in value}
-    return [(names[name], part) for name, part in value.items()]
+    return [(_free(names[name], taken), part) for name, part in value.items()]
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name that no other part has: with a number if necessary."""
+    return next(
+        each for number in itertools.count(1) if (each := name if number == 1 else f"{name}#{number}") not in taken
+    )
 
 
 def _add(total: RewardTotal, reward: RewardConfig, value: float, task: Task) -> None:
     try:
         total.add(reward, value)
+    except OverflowError:
+        total.value = math.inf
     except ValueError as error:
         raise RftError(
             f"the reward {reward.key} returned {value:g} for the task {task.task_key!r} of {task.taskset!r}, and rewards are multiplied",
             allowed="0 or more with explorer.reward_combination: product",
             todo="shift its values, set its weight to 0 so that it is stored and does not count, or combine by sum",
         ) from error
+    if not math.isfinite(total.value):
+        raise RftError(
+            f"the rewards of the task {task.task_key!r} of {task.taskset!r} combine to {total.value}, with {value:g} of {reward.key}",
+            allowed="a finite number",
+            todo="return smaller values, or lower the weights",
+        )
 
 
 def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:

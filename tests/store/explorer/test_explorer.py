@@ -7,6 +7,7 @@ import pytest
 from rftdata.attempts.attempt import Attempt
 from rftdata.errors import EngineStoppedError
 from rftdata.planning.claims import release_groups
+from tests.support.chat_server import ChatServer
 from tests.support.explored_run import Gated, OneAtATime, Run, outcomes
 from tests.support.waiting import PATIENCE_S
 
@@ -117,3 +118,27 @@ def test_each_taskset_is_explored_by_its_own_workflow_and_evaluated_by_it(run: R
     run.explore(OneAtATime(), until=lambda: run.all_answered() and bool(run.rows(stored)), changes=tasks)
     assert {(row["num_turns"], row["reward"]) for row in run.rows(stored)} == {(3, 0.25)}
     assert run.evaluations()[0]["mean_reward"] == 1.0
+
+
+def test_rules_a_judge_and_a_reward_over_the_group_are_stored_as_parts_and_the_judge_is_counted(
+    run: Run, attempt: Attempt
+) -> None:
+    server = ChatServer(lambda *_: '{"score": 5}')
+    try:
+        run.publish(attempt, 0, "a")
+        judge = {"name": "judge", "weight": 0.5, "endpoint": {"url": server.url, "model": "judge"}}
+        run.explore(
+            OneAtATime(),
+            until=lambda: sum(outcomes(run).values()) >= 4,
+            reward=["exact_match", judge, {"name": "shortest_correct", "weight": 2}],
+            changes={"trainer": {"batch_groups": 1}, "algorithm": {"name": "grpo", "group_size": 4}},
+        )
+    finally:
+        server.close()
+    parts = run.rows(
+        "SELECT name, value, count(*) AS n, min(reward) AS reward FROM rft.v_reward_part WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1"
+    )
+    values = {"exact_match": 1.0, "judge": 0.5, "shortest_correct": 0.0}
+    assert parts == [{"name": name, "value": value, "n": 4, "reward": 1.25} for name, value in values.items()]
+    usage = run.rows("SELECT name, num_calls FROM rft.endpoint_usage WHERE run_id = %s")
+    assert usage == [{"name": "reward/judge", "num_calls": len(server.requests)}]

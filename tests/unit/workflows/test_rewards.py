@@ -122,6 +122,17 @@ def test_a_product_of_a_negative_value_is_refused_with_the_task(make: Make) -> N
         scored(make([gives("a", -1)], combination="product", gives=GIVES))
 
 
+def test_a_total_that_is_no_number_is_refused(make: Make) -> None:
+    with pytest.raises(RftError, match="rewards of the task 'one' of 'sums' combine to inf, with 1e\\+200 of a"):
+        scored(make([gives("a", 1e200, weight=2)], combination="product", gives=GIVES.replace("> 90", "> 1e300")))
+
+
+def test_a_part_whose_names_are_all_taken_gets_a_number(make: Make) -> None:
+    a = "async def f(turn, task):\n    return {'exact_match': 0.5}"
+    found = scored(make(["./a.py:f", "exact_match"], a=a))
+    assert found == Score(1.5, {"exact_match": 0.5, "exact_match#2": 1.0})
+
+
 def test_one_function_with_other_arguments_is_another_part(make: Make) -> None:
     a = "def near(turn, task, *, to: int, scale: float = 1.0):\n    return {'by': abs(int(turn.response) - to) * scale}"
     found = scored(
