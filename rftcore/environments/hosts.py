@@ -17,7 +17,7 @@ from rftcore.environments.handle import EnvironmentHandle, EnvironmentLimits, Pl
 from rftcore.environments.host_thread import HostThread
 from rftcore.environments.in_loop import LoopPlace
 from rftcore.environments.in_process import ProcessPlace
-from rftcore.environments.registry import EnvironmentClass, load_environment
+from rftcore.environments.registry import EnvironmentClass, imported_environment, load_environment, runs_in_event_loop
 from rftcore.rollout_clock import clock_suspended
 
 _PER_CORE = 64
@@ -95,6 +95,10 @@ class EnvironmentHosts:
     async def _loaded(self, name: str) -> HostThread | None:
         """Return the host of an environment; None if it runs in the event loop."""
         if name in self._in_loop:
+            return None
+        imported = imported_environment(name)
+        if imported is not None and runs_in_event_loop(imported):
+            self._in_loop[name] = imported
             return None
         host = self._hosts.get(name)
         if host is None or host.has_ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,13 @@ def check_environment(name: str, args: Mapping[str, Any], base_dir: Path | None 
             todo="correct environment_args",
         ) from error
     return found
+
+
+def imported_environment(name: str) -> EnvironmentClass | None:
+    """Return the class of an environment whose module this process has imported; None for another."""
+    module, _, attribute = ENVIRONMENTS.builtins.get(name, name).partition(":")
+    found = getattr(sys.modules.get(module), attribute, None)
+    return found if isinstance(found, type) else None
 
 
 def runs_in_event_loop(environment: EnvironmentClass) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 from rftcore.environments import Environment, Observation, Step
@@ -112,3 +113,23 @@ class AsyncActing(Environment):
         if action == "raises":
             raise KeyError(action)
         return Step(Observation(""), terminated=True, reward=None if action == "returns_none" else 1.0)  # type: ignore[arg-type]
+
+
+class KilledOnce(Environment):
+    """Its process is killed in the first step, as for lack of memory, unless that has happened before.
+
+    Args:
+        marker: file that remembers it.
+    """
+
+    def __init__(self, marker: str) -> None:
+        self.marker = Path(marker)
+
+    def reset(self, task: Any, seed: int) -> Observation:
+        return Observation("go")
+
+    def step(self, action: Any, role: str = "agent") -> Step:
+        if not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), 9)
+        return Step(Observation("done"), 1.0, terminated=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rftcore.engines.base import Decoding
+from rftcore.explorer import rollouts
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.tools import ToolCall
@@ -80,6 +81,19 @@ def test_calls_of_an_environment_s_tools_are_actions(template: str, name: str) -
     results = ["after 1", "after 2"] if name == "hermes" else ["RESULT count\nafter 1\nRESULT count\nafter 2"]
     assert seen == ["seed 5", *results, "after 0"]
     check(spy, rollout.sequences)
+
+
+def test_a_rollout_whose_environment_is_killed_begins_again_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "_PAUSES_S", (0.01, 0.01))
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer("a", "b")
+    name = "tests.unit.environments.acting:KilledOnce"
+    rollout = played(spy, environment=name, environment_args={"marker": str(tmp_path / "killed")})
+    assert (rollout.outcome, rollout.reward, rollout.num_turns) == ("ok", 11.0, 1)
+    assert rollout.try_errors is not None and "was killed by the system in step 1" in rollout.try_errors[0]
+    assert rollout.sequences[0].response == "b"
 
 
 @pytest.mark.parametrize(
