@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from rftdata.user_code.time_limits import LOADING_S, call
 
 T = TypeVar("T")
 Loaded = TypeVar("Loaded")
+
+_IMPORTS = threading.RLock()  # a file may load another
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,11 @@ def _import_file(path: Path) -> ModuleType:
     # The name contains a digest of path and text: two files called reward.py are two modules, and so is an edited one.
     source = path.read_bytes()
     module_name = f"rft_plugin_{path.stem}_{hashlib.sha1(str(path).encode() + source).hexdigest()[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
+    with _IMPORTS:  # another thread must not see a module that is half executed
+        return sys.modules.get(module_name) or _executed(path, source, module_name)
+
+
+def _executed(path: Path, source: bytes, module_name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

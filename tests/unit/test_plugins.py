@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,3 +87,10 @@ def test_a_file_that_raises_states_what_and_where(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("1 / 0\n")
     with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; correct .*reward\.py"):
         REWARDS.load("./reward.py:reward", tmp_path)
+
+
+def test_threads_that_load_one_file_at_a_time_get_the_same_whole_module(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.2)\n\n\ndef score(): ...\n")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: REWARDS.load("./slow.py:score", tmp_path), range(4)))
+    assert len(set(found)) == 1
