@@ -1,6 +1,6 @@
 """Run an example of this folder with several seeds and variants, and compare them on its test tasks.
 
-Usage: python examples/seeds.py EXAMPLE FOLDER [--seeds 1,2,3] [--variant NAME [KEY=VALUE ...]]... [--by FEATURE] [--line NAME=VALUE]... [--plot FILE]
+Usage: python examples/seeds.py EXAMPLE FOLDER [--seeds 1,2,3] [--variant NAME [KEY=VALUE ...]]... [--by FEATURE] [--plot FILE]
 
 For each seed it makes a model with the words of EXAMPLE/words.txt, runs EXAMPLE/sft.yaml, and then the example's other configuration from its
 checkpoint, once for each variant, with the variant's settings. FOLDER keeps models and buffers. Runs that have finished there are not repeated, so an
@@ -36,6 +36,8 @@ SELECT t.features ->> %s AS value, count(*)::int AS num_tasks, avg(a.reward)::fl
        (stddev_samp(a.reward) / sqrt(count(*)))::float8 AS standard_error
 FROM rft.evaluation_answer a JOIN rft.task t USING (task_id) WHERE a.evaluation_id = %s GROUP BY 1 ORDER BY 1"""
 
+MEAN_TURNS = "SELECT avg(num_turns)::float8 AS turns FROM rft.evaluation_answer WHERE evaluation_id = %s"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -43,6 +45,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="keeps models and buffers")
     parser.add_argument("--seeds", default="1,2,3", help="separated by commas")
     parser.add_argument("--variant", nargs="+", action="append", metavar=("NAME", "KEY=VALUE"), help="may be repeated")
+    parser.add_argument("--hidden-size", type=int, default=128, help="of the model")
+    parser.add_argument("--layers", type=int, default=4, help="of the model")
     parser.add_argument("--by", help="feature of tasks by which the results are divided")
     parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="a baseline in the picture")
     parser.add_argument("--plot", type=Path, help="writes the picture to a .png or .svg file")
@@ -52,7 +56,8 @@ def main() -> None:
     variants = {name: settings for name, *settings in options.variant or [[config.stem]]}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for seed in map(int, options.seeds.split(",")):
-        warm = warmed_up(example, options.folder / f"seed-{seed}", seed)
+        size = ["--hidden-size", str(options.hidden_size), "--layers", str(options.layers)]
+        warm = warmed_up(example, options.folder / f"seed-{seed}", seed, size)
         for name, settings in variants.items():
             buffer = options.folder / f"seed-{seed}" / name
             run(config, buffer, [f"run.seed={seed}", f"model.path={warm}", *settings])
@@ -66,12 +71,16 @@ def main() -> None:
         draw(found, lines, options.plot)
 
 
-def warmed_up(example: Path, folder: Path, seed: int) -> str:
-    """Return the checkpoint of the warm-up, which is made by the first call."""
+def warmed_up(example: Path, folder: Path, seed: int, size: list[str]) -> str:
+    """Return the checkpoint of the warm-up, which is made by the first call.
+
+    Args:
+        size: further arguments of small_chat_model.py.
+    """
     model = folder / "model"
     if not model.exists():
         words = (example / "words.txt").read_text().split()
-        command = [sys.executable, HERE / "small_chat_model.py", model, *words, "--seed", str(seed)]
+        command = [sys.executable, HERE / "small_chat_model.py", model, *words, "--seed", str(seed), *size]
         subprocess.run(command, check=True, stdout=sys.stderr)
     run(example / "sft.yaml", folder / "warm-up", [f"run.seed={seed}", f"model.path={model}"])
     with rftdata.open(str(folder / "warm-up")) as buffer:
@@ -107,12 +116,13 @@ def results(buffer: Buffer, feature: str | None) -> dict[str, Any]:
             key=lambda each: each.trainer_step,
         )
         pair = made.paired(first, last)
-        parts = {}
-        if feature is not None:
-            parts = {
-                step: buffer.sql(BY_FEATURE, [feature, each.evaluation_id]).to_pylist()
-                for step, each in (("before", first), ("after", last))
-            }
+        ends = {"before": first, "after": last}
+        parts = {
+            end: buffer.sql(BY_FEATURE, [feature, each.evaluation_id]).to_pylist()
+            for end, each in ends.items()
+            if feature is not None
+        }
+        turns = [buffer.sql(MEAN_TURNS, [each.evaluation_id]).to_pylist()[0]["turns"] for each in ends.values()]
         test.append(
             {
                 "taskset": first.taskset,
@@ -124,6 +134,7 @@ def results(buffer: Buffer, feature: str | None) -> dict[str, Any]:
                 "standard_errors": [first.standard_error, last.standard_error],
                 "difference": pair.difference,
                 "standard_error": pair.standard_error,
+                "mean_turns": turns,
                 **({"by": parts} if parts else {}),
             }
         )

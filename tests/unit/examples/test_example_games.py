@@ -1,14 +1,17 @@
-"""The games of the examples: shortest ways, and episodes."""
+"""The games of the examples: shortest ways, perfect play, and episodes."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import random
 import sys
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 from rftcore.environments import Step, open_environment
 from rftcore.workflows.task import Task
@@ -67,3 +70,33 @@ def test_a_walker_sees_the_cells_around_it_and_gets_1_for_the_step_onto_the_goal
     assert (fallen.reward, fallen.terminated) == (0.0, True)
     late = played("frozen_lake/lake.py:FrozenLake", {"max_moves": 2}, "@.\n.G", "up", "dance")
     assert [step.truncated for step in late] == [False, True]
+
+
+def test_perfect_play_draws_against_itself_and_never_loses() -> None:
+    rules, generator = module("self_play", "tic_tac_toe"), random.Random(1)
+    assert rules.value(rules.EMPTY) == 0
+    for game in range(60):
+        board, perfect = rules.EMPTY, "xo"[game % 2]
+        while not rules.over(board):
+            choices = rules.best_moves(board) if rules.to_move(board) == perfect else rules.moves(board)
+            board = rules.after(board, generator.choice(list(choices)))
+        assert rules.winner(board) in (None, perfect)
+
+
+@pytest.mark.parametrize(
+    ("moves", "rewards"),
+    [
+        ("14253", {"x": 1.0, "o": -1.0}),
+        ("125463798", {"x": 0.0, "o": 0.0}),
+        ("11", {"o": -1.0, "x": 0.0}),  # the cell is taken
+    ],
+)
+def test_both_players_are_rewarded_at_the_end_of_a_game(moves: str, rewards: dict[str, float]) -> None:
+    *before, last = played("self_play/games.py:SelfPlay", {}, "123\n456\n789", *moves)
+    assert not any(step.ended or step.rewards for step in before)
+    assert last.terminated and dict(last.rewards) == rewards
+
+
+def test_a_perfect_program_punishes_a_mistake() -> None:
+    (replied,) = played("self_play/games.py:AgainstProgram", {"opponent": "minimax"}, "xx3\n4oo\n789", "7")
+    assert (replied.reward, replied.terminated, replied.observation.state) == (-1.0, True, "xx3ooox89")
