@@ -26,7 +26,10 @@ _MAX_SHOWN = 10
 def doctor(
     uri: BufferOption = None,
     installation_only: Annotated[bool, typer.Option("--installation", help="Do not check the buffer.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Correct wrong states of experiences.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Correct wrong states of experiences, and add rows that an older schema lacked."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check the installation, the database, the states of experiences, and every segment with its checksum; exit with 1 if something is wrong."""
@@ -59,6 +62,7 @@ def _examine(uri: str | None, installation_only: bool, repair: bool) -> Iterator
         with opened(uri, "rft doctor", schema="migrate" if repair else "check") as buffer:
             yield from _buffer(buffer)
             yield from _states(buffer, repair)
+            yield from _turn_rewards(buffer, repair)
     except RftError as error:
         yield False, str(error)
 
@@ -119,3 +123,26 @@ def _states(buffer: Buffer, repair: bool) -> Iterator[Finding]:
         yield False, f"{len(wrong) - _MAX_SHOWN} more verdicts and draws have a wrong part of a state"
     if not wrong:
         yield True, "the states of all experiences agree with their verdicts and draws"
+
+
+def _turn_rewards(buffer: Buffer, repair: bool) -> Iterator[Finding]:
+    from rftdata.maintenance.turn_rewards import add_turn_rewards, are_complete
+
+    if are_complete(buffer):
+        return
+    if not repair:
+        yield (
+            True,
+            "rewards of turns of before schema 0003 are in arrays alone, if there are any: `rft doctor --repair` adds their rows, which can be corrected",
+        )
+        return
+    done = add_turn_rewards(buffer)
+    left = [
+        *([f"{done.num_damaged} damaged segments were left out"] if done.num_damaged else []),
+        *(
+            ["archived runs were left out: bring them back (`rft restore-run`), and repair again"]
+            if done.has_archived
+            else []
+        ),
+    ]
+    yield not done.num_damaged, "; ".join([f"rewards of turns of {done.num_experiences} experiences were added", *left])

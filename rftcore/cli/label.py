@@ -1,4 +1,4 @@
-"""`rft label set|import|queue|undo|history`: corrections of rewards and answers to reviews."""
+"""`rft label set|rollout|import|queue|undo|history`: corrections of rewards and answers to reviews."""
 
 from __future__ import annotations
 
@@ -29,24 +29,51 @@ FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass
 def set_one(
     experience: Annotated[int, typer.Argument(metavar="EXPERIENCE", help="Id of the experience.")],
     reward: Annotated[float, typer.Argument(metavar="REWARD", help="The new reward.")],
+    turn: Annotated[
+        int | None,
+        typer.Option(
+            "--turn", metavar="TURN", min=0, help="Set the reward of this turn alone, by its number in the rollout."
+        ),
+    ] = None,
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set the reward of one experience."""
+    """Set the reward of one experience, or of one of its turns. rft.turn_reward has the rewards of turns."""
+    from rftdata import labels
+
+    label = labels.RewardLabel(experience, reward, final, reason, turn)
+    with opened(uri, "rft label", schema="migrate") as buffer:
+        batch = labels.apply(buffer, [label], author=by or author(), source="set")
+    _print_batch(batch, as_json)
+
+
+@app.command("rollout", context_settings={"ignore_unknown_options": True})
+def set_rollout(
+    rollout: Annotated[
+        int, typer.Argument(metavar="ROLLOUT", help="Id of the rollout: rollout_id in rft.v_experience.")
+    ],
+    reward: Annotated[float, typer.Argument(metavar="REWARD", help="The new reward.")],
+    reason: ReasonOption = None,
+    by: AuthorOption = None,
+    final: FinalOption = False,
+    uri: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the reward of all experiences of a rollout, as one batch. A rollout whose chats branched has several."""
     from rftdata import labels
 
     with opened(uri, "rft label", schema="migrate") as buffer:
-        batch = labels.set_rewards(buffer, {experience: reward}, author=by or author(), reason=reason, final=final)
+        batch = labels.set_rollout_reward(buffer, rollout, reward, author=by or author(), reason=reason, final=final)
     _print_batch(batch, as_json)
 
 
 @app.command("import")
 def import_file(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, reason].")
+        Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, turn, reason].")
     ],
     reason: ReasonOption = None,
     by: AuthorOption = None,
@@ -142,9 +169,7 @@ def _print_batch(batch: LabelBatch, as_json: bool) -> None:
     )
     if batch.num_answered:
         print(f", {batch.num_answered} reviews answered", end="")
-    if batch.overruled:
-        print(
-            f", {len(batch.overruled)} labelled again since then and not changed: {', '.join(map(str, batch.overruled[:20]))}",
-            end="",
-        )
+    turns = [f"turn {turn} of {key}" for key, turn in batch.overruled_turns]
+    if overruled := [*map(str, batch.overruled), *turns]:
+        print(f", {len(overruled)} labelled again since then and not changed: {', '.join(overruled[:20])}", end="")
     print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed else "")

@@ -57,6 +57,32 @@ SELECT run_id FROM rft.run ORDER BY run_id FOR UPDATE;
 -- Derive the stored parts of all states again; return how many were wrong.
 SELECT rft.correct_verdicts() + coalesce((SELECT sum(rft.correct_uses(run_id)) FROM rft.run), 0)::bigint AS num_corrected;
 
+-- name: turn_rewards_from (read)
+-- The first segment whose experiences have rows for all rewards of turns, and whether earlier ones are in archives; no row if all experiences have them.
+SELECT b.turn_rewards_from, EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id < b.turn_rewards_from) AS has_archived
+FROM rft.buffer b WHERE b.turn_rewards_from > 0;
+
+-- name: without_turn_rewards (read)
+-- Some experiences without rows for rewards of turns that were stored before schema 0003, in ascending order of their ids.
+SELECT e.experience_id, e.turn_index, e.segment_id, e.segment_row
+FROM rft.experience e
+WHERE e.experience_id > %(after)s::bigint AND e.segment_id < %(from_segment)s::bigint
+  AND NOT EXISTS (SELECT FROM rft.turn_reward t WHERE t.experience_id = e.experience_id)
+  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+  AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id)
+ORDER BY e.experience_id LIMIT %(count)s;
+
+-- name: insert_turn_rewards
+-- Add rewards of turns as they were sampled.
+INSERT INTO rft.turn_reward (experience_id, turn, reward_sampled, reward)
+SELECT experience_id, turn, reward, reward
+FROM unnest(%(experience_ids)s::bigint[], %(turns)s::integer[], %(rewards)s::float8[]) AS u (experience_id, turn, reward)
+ON CONFLICT DO NOTHING;
+
+-- name: all_have_turn_rewards
+-- Record that all experiences have rows for their rewards of turns.
+UPDATE rft.buffer SET turn_rewards_from = 0;
+
 -- name: related_to_experience (read)
 -- What an experience was created from, and what was created from it.
 SELECT 'parent' AS relation, p.experience_id, p.source::text AS source, NULL AS task_key

@@ -5,7 +5,7 @@ SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id
 -- name: purge_candidates (read)
 -- The given experiences that are not purged yet, with the place of their arrays. They are in the order of segments, so that each segment is
 -- written again only once.
-SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum, e.xmin::text AS version
+SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum, rft.version_of_experience(e) AS version
 FROM rft.experience e JOIN rft.segment s USING (segment_id) JOIN rft.segment_file f USING (file_id)
 WHERE e.experience_id = ANY (%(experience_ids)s)
   AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)

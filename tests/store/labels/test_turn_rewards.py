@@ -11,9 +11,15 @@ import pyarrow.parquet
 import pytest
 
 from rftcore.algorithms import build_algorithm
+from rftcore.cli import run_command
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, exchange, labels
+from rftdata.config import RetentionConfig
 from rftdata.errors import QueryError, RftError
+from rftdata.maintenance.archive import archive
+from rftdata.maintenance.purge import purge
+from rftdata.maintenance.restore_run import restore_run
+from rftdata.maintenance.retention import apply
 from rftdata.reports import lineage
 from tests.store.writing.test_turns import TASK, single, walk
 from tests.support.store_roles import Roles, publish_versions, selecting
@@ -174,6 +180,69 @@ def test_a_fork_copies_corrected_rewards_of_turns(roles: Roles) -> None:
     assert [(key - sealed + 3, *rest) for key, *rest in turns(buffer)[5:]] == turns(buffer)[:5]
 
 
+def test_rows_of_before_schema_0003_are_trained_with_their_arrays_and_get_rows_by_a_repair(
+    walks: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(walks.config.segments))
+    before = turns(walks)
+    with psycopg.connect(walks.config.uri) as owner:
+        owner.execute("ALTER TABLE rft.turn_reward DISABLE TRIGGER USER")
+        owner.execute("DELETE FROM rft.turn_reward")
+        owner.execute("ALTER TABLE rft.turn_reward ENABLE TRIGGER USER")
+        owner.execute(
+            "UPDATE rft.buffer SET turn_rewards_from = (SELECT max(segment_id) + 1 FROM rft.segment)"
+        )  # as the migration does
+    with walks.attempt("walks") as attempt:
+        drawn = attempt.draw(1, 1, ARRAYS, timeout_s=5)
+        assert drawn is not None
+        assert [found.tolist() for found in drawn.arrays("step_reward") if found is not None] == [
+            [0, 0.5, 1],
+            [0],
+            [0.25],
+        ]
+    with pytest.raises(QueryError, match=r"no rewards of turns are stored for experience 1.*rft doctor --repair"):
+        labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    assert run_command(["doctor", "--buffer", walks.config.uri]) == 0
+    assert "before schema 0003 are in arrays alone" in capsys.readouterr().out
+    assert run_command(["doctor", "--buffer", walks.config.uri, "--repair"]) == 0
+    assert "rewards of turns of 3 experiences were added" in capsys.readouterr().out
+    assert turns(walks) == before
+    assert labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada").num_changed == 1
+    assert run_command(["doctor", "--buffer", walks.config.uri]) == 0
+    assert "in arrays alone" not in capsys.readouterr().out
+
+
+def test_an_archived_run_keeps_its_rewards_of_turns_and_refuses_labels(walks: Buffer) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    walks.find_run("walks").end("finished", "done")
+    before = turns(walks)
+    archive(walks, "walks", author="ada")
+    assert turns(walks) == before
+    with pytest.raises(QueryError, match=r'"walks" is archived: UPDATE of rft.turn_reward is refused'):
+        walks.sql("UPDATE rft.turn_reward SET reward = 1 WHERE experience_id = 3")
+    query = "SELECT turn, reward_sampled, reward FROM turn WHERE experience_id = 1 ORDER BY turn"
+    rows = [tuple(row.values()) for row in walks.query(query).read_all().to_pylist()]
+    assert rows == [(0, 0, 0), (1, 0.5, 0.5), (3, 1, 0.25)]
+    restore_run(walks, "walks")
+    assert labels.set_turn_rewards(walks, {(3, 0): 1.0}, author="ada").num_changed == 1
+
+
+def test_a_purge_keeps_rewards_of_turns_and_their_labels_as_it_keeps_rewards(walks: Buffer) -> None:
+    labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
+    before = turns(walks)
+    assert purge(walks, "experience_id = 1", reason="asked", author="ada").num_experiences == 1
+    assert turns(walks) == before
+    assert [row["turn"] for row in labels.history(walks, 1)] == [3]
+
+
+def test_a_label_of_a_turn_protects_a_group_from_retention(walks: Buffer) -> None:
+    rules = RetentionConfig(max_experiences=0, keep_labelled=True)
+    with walks.database.transaction() as connection:
+        connection.execute("UPDATE rft.run SET status = 'finished'")
+    walks.sql("UPDATE rft.turn_reward SET reward = 0.75 WHERE experience_id = 3")
+    assert apply(walks, rules, author="ada").num_protected == 3
+
+
 def test_duckdb_shows_rewards_of_turns_as_sampled_and_as_they_stand(walks: Buffer) -> None:
     labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
     query = "SELECT turn, reward_sampled, reward, experience_reward FROM turn WHERE experience_id = 1 ORDER BY turn"
@@ -235,6 +304,20 @@ def test_a_file_of_before_has_labels_without_turns(walks: Buffer, other: Buffer,
     exchange.load(other, file)
     assert other.sql("SELECT turn, new_value FROM rft.label").to_pylist() == [{"turn": None, "new_value": 0.5}]
     assert turns(other) == turns(walks)
+
+
+def test_the_commands_set_turns_and_rollouts(walks: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
+    def label(*words: str) -> str:
+        assert run_command(["label", *words, "--buffer", walks.config.uri]) == 0
+        return capsys.readouterr().out
+
+    assert "label batch 1: 1 changed" in label("set", "1", "-0.5", "--turn", "3", "--reason", "seen")
+    assert "label batch 2: 1 changed" in label("set", "1", "0.75", "--turn", "3")
+    assert "1 labelled again since then and not changed: turn 3 of 1" in label("undo", "1")
+    assert "label batch 4: 2 changed" in label("rollout", "1", "0.25")
+    assert [row["turn"] for row in json.loads(label("history", "1", "--json"))] == [None, 3, 3]
+    assert run_command(["label", "set", "1", "1", "--turn", "0", "--final", "--buffer", walks.config.uri]) == 1
+    assert "the reward of a turn cannot be final" in capsys.readouterr().err
 
 
 def test_a_rollout_of_several_rows_is_labelled_as_one_trial(roles: Roles) -> None:

@@ -258,6 +258,26 @@ def test_a_labeller_adds_nothing_to_the_batch_of_another(buffer: Buffer, roles: 
     ]
 
 
+def test_a_labeller_corrects_the_reward_of_a_turn_and_no_fact_of_it(buffer: Buffer, roles: Roles, login: Login) -> None:
+    buffer.sql("INSERT INTO rft.turn_reward VALUES (1, 0, 0.5, 0.5)")
+    session = login("rft_labeler")
+    assert session.execute("UPDATE rft.turn_reward SET reward = 0.75").rowcount == 1
+    for statement in (
+        "UPDATE rft.turn_reward SET reward_sampled = 0.75",
+        "INSERT INTO rft.turn_reward VALUES (2, 0, 0.5, 0.5)",
+        "DELETE FROM rft.turn_reward",
+        "SELECT rft.own_label_batch(1)",
+    ):
+        with refused():
+            session.execute(statement)
+    (label,) = labels.history(buffer, 1)
+    assert (label["turn"], label["old_value"], label["new_value"]) == (0, 0.5, 0.75)
+    assert label["session_user_name"].startswith("rft_labeler")
+    assert session.execute(
+        "SELECT rft.label_rollout((SELECT rollout_id FROM rft.experience WHERE experience_id = 2), 0.25)"
+    ).fetchone() == (1,)
+
+
 def test_labels_are_recorded_with_the_account(buffer: Buffer, roles: Roles, login: Login) -> None:
     key, labeller = asked(buffer, roles), login("rft_labeler")
     labeller.execute("SET rft.author = 'the boss'")

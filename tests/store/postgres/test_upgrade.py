@@ -169,7 +169,9 @@ def test_an_upgrade_fills_what_it_adds_from_what_is_there_and_grants_it(old: Dat
             "SELECT has_table_privilege('rft_reader', 'rft.task_word', 'SELECT') AS read,"
             " has_table_privilege('rft_worker', 'rft.task_word', 'INSERT') AS write"
         ).fetchall()
+        old_segments = connection.execute("SELECT turn_rewards_from AS n FROM rft.buffer").fetchall()
         connection.execute("INSERT INTO rft.worker (run_id, role, host, pid) VALUES (1, 'tester', 'h', 3)")
+    assert old_segments == [{"n": 2}]  # the segment 1 may have rewards of turns
     assert peers == [{"n": 2}, {"n": 2}]
     assert words == [{"task_id": 1, "num_letters": 3}]
     assert rights == [{"read": True, "write": False}]  # rft.worker_rights lists what a worker writes

@@ -9,11 +9,17 @@ CREATE TABLE rft.turn_reward (
 );
 -- Almost always tiny. A draw looks here first, and reads the rewards of turns only of the experiences that it finds.
 CREATE INDEX turn_reward_corrected ON rft.turn_reward (experience_id) WHERE reward <> reward_sampled;
-COMMENT ON TABLE rft.turn_reward IS 'The reward of one turn alone, of experiences whose workflow recorded step_reward: a row for each turn of the experience. Only reward may be updated. Experiences of before schema 0003 have rows once `rft doctor --repair` has read their arrays.';
+COMMENT ON TABLE rft.turn_reward IS 'The reward of one turn alone, of experiences whose workflow recorded step_reward: a row for each turn of the experience. Only reward may be updated. Experiences of before schema 0003 get rows by `rft doctor --repair`, which reads their arrays; without rows they are trained on with the values of the array.';
 COMMENT ON COLUMN rft.turn_reward.experience_id IS 'The experience that the turn belongs to.';
 COMMENT ON COLUMN rft.turn_reward.turn IS 'The number of the turn in its rollout, from 0.';
 COMMENT ON COLUMN rft.turn_reward.reward_sampled IS 'The reward that the workflow recorded, immutable; also in the array step_reward.';
 COMMENT ON COLUMN rft.turn_reward.reward IS 'The reward with the latest label applied, which people read and set. The reward of the experience does not follow it.';
+
+-- A migration reads no arrays. Copies by forks share the segment of their origin, so segments and not experiences are compared.
+ALTER TABLE rft.buffer ADD COLUMN turn_rewards_from bigint NOT NULL DEFAULT 0;
+UPDATE rft.buffer SET turn_rewards_from = (
+    SELECT coalesce(max(segment_id) + 1, 0) FROM (SELECT segment_id FROM rft.segment UNION ALL SELECT segment_id FROM rft.archived_segment) s);
+COMMENT ON COLUMN rft.buffer.turn_rewards_from IS 'Experiences in segments of lower ids, which were written before schema 0003, may have rewards of turns in their arrays alone. `rft doctor --repair` adds their rows and sets it to 0.';
 
 CREATE VIEW rft.v_corrected_turn AS
 SELECT t.experience_id, t.turn, t.reward_sampled, t.reward FROM rft.turn_reward t WHERE t.reward <> t.reward_sampled;
@@ -176,3 +182,27 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION rft.label_rollout IS 'Sets the reward of all experiences of a rollout in one statement, so in one batch of labels; returns their number. In statistics of tasks it is one trial, however many experiences there are. is_final: reward_final; NULL leaves it.';
+
+-- A condition may ask for the number of labels, which a label of a turn changes without the experience's row.
+CREATE FUNCTION rft.version_of_experience(e rft.experience) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+    SELECT concat_ws(' ', (SELECT x.xmin FROM rft.experience x WHERE x.experience_id = e.experience_id),
+        (SELECT max(l.label_id) FROM rft.label l WHERE l.experience_id = e.experience_id AND l.turn IS NOT NULL))
+$$;
+COMMENT ON FUNCTION rft.version_of_experience IS 'Returns a text that changes with the row of an experience and with labels of its turns.';
+
+CREATE OR REPLACE FUNCTION rft.lock_purged(ids bigint[]) RETURNS TABLE (experience_id bigint, version text)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- A run is locked before its rows, as by an archive and the start of an attempt.
+    PERFORM FROM rft.run r WHERE r.run_id IN (SELECT e.run_id FROM rft.experience e WHERE e.experience_id = ANY (ids)) ORDER BY r.run_id FOR SHARE;
+    -- In the order in which a relabel locks them.
+    PERFORM FROM rft.experience e WHERE e.experience_id = ANY (ids) ORDER BY e.experience_id FOR UPDATE;
+    PERFORM rft.lock_groups_and_reviews(ARRAY(SELECT DISTINCT e.group_id FROM rft.experience e WHERE e.experience_id = ANY (ids)));
+    -- A draw from a stored selection holds its run. Draws before this lock are visible to the following statements; later draws see the purge.
+    PERFORM FROM rft.run r WHERE r.source_kind IS NOT NULL AND r.status <> 'finished' ORDER BY r.run_id FOR UPDATE;
+    RETURN QUERY SELECT e.experience_id, rft.version_of_experience(e) FROM rft.experience e WHERE e.experience_id = ANY (ids);
+END
+$$;
