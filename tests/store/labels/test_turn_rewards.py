@@ -306,7 +306,11 @@ def test_a_file_of_before_has_labels_without_turns(walks: Buffer, other: Buffer,
     assert turns(other) == turns(walks)
 
 
-def test_the_commands_set_turns_and_rollouts(walks: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_set_turns_and_rollouts(
+    walks: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(walks.config.segments))
+
     def label(*words: str) -> str:
         assert run_command(["label", *words, "--buffer", walks.config.uri]) == 0
         return capsys.readouterr().out
@@ -314,6 +318,9 @@ def test_the_commands_set_turns_and_rollouts(walks: Buffer, capsys: pytest.Captu
     assert "label batch 1: 1 changed" in label("set", "1", "-0.5", "--turn", "3", "--reason", "seen")
     assert "label batch 2: 1 changed" in label("set", "1", "0.75", "--turn", "3")
     assert "1 labelled again since then and not changed: turn 3 of 1" in label("undo", "1")
+    assert run_command(["show", "1", "--buffer", walks.config.uri]) == 0
+    shown = capsys.readouterr().out
+    assert "label of turn 3 of" in shown and "1 → -0.5: seen" in shown
     assert "label batch 4: 2 changed" in label("rollout", "1", "0.25")
     assert [row["turn"] for row in json.loads(label("history", "1", "--json"))] == [None, 3, 3]
     assert run_command(["label", "set", "1", "1", "--turn", "0", "--final", "--buffer", walks.config.uri]) == 1
