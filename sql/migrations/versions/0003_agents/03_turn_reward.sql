@@ -1,4 +1,4 @@
--- Rewards of single turns as rows, corrected by SQL like those of experiences. See docs/decisions/0051.
+-- Rewards of single turns as rows, corrected by SQL like those of experiences. See docs/decisions/0054.
 
 CREATE TABLE rft.turn_reward (
     experience_id bigint NOT NULL,
