@@ -323,7 +323,7 @@ def test_the_commands_set_turns_and_rollouts(
     assert "label of turn 3 of" in shown and "1 → -0.5: seen" in shown
     assert "label batch 4: 2 changed" in label("rollout", "1", "0.25")
     assert [row["turn"] for row in json.loads(label("history", "1", "--json"))] == [None, 3, 3]
-    assert run_command(["label", "set", "1", "1", "--turn", "0", "--final", "--buffer", walks.config.uri]) == 1
+    assert run_command(["label", "set", "1", "1", "--turn", "0", "--final", "--buffer", walks.config.uri]) == 2
     assert "the reward of a turn cannot be final" in capsys.readouterr().err
 
 
