@@ -108,15 +108,17 @@ class McpSession:
         server = self._server
         if isinstance(server, HttpServer):
             limits = httpx2.Timeout(_CONNECT_S, read=None)  # each call has its own
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=server.headers, timeout=limits))
+            headers = server.headers | {name: _variable(variable) for name, variable in server.headers_env.items()}
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
             return Client(streamable_http_client(server.url, http_client=http))
         errors = sys.stderr
         if not self._log:
             errors = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - closed at the end of the session
             stack.callback(errors.close)
         program, *arguments = server.command
+        env = server.env | {name: _variable(name) for name in server.pass_env}
         cwd = self._base_dir / (server.cwd or ".")
-        parameters = StdioServerParameters(command=program, args=arguments, env=server.env, cwd=cwd)
+        parameters = StdioServerParameters(command=program, args=arguments, env=env, cwd=cwd)
         return Client(stdio_client(parameters, errlog=errors))
 
 
@@ -279,6 +281,17 @@ def _close_opened(opening: asyncio.Task[McpSession]) -> None:
 def name_of(server: StdioServer | HttpServer) -> str:
     """Return how messages call a server."""
     return redacted(server.url).partition("?")[0] if isinstance(server, HttpServer) else repr(" ".join(server.command))
+
+
+def _variable(name: str) -> str:
+    """Return an environment variable of the explorer.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if name not in os.environ:
+        raise ConfigError("an environment variable of an MCP server is not set", value=name, todo=f"export {name}")
+    return os.environ[name]
 
 
 def _text(result: Any) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator
 
 from rftdata.errors import ConfigError
 
@@ -27,6 +27,9 @@ class FunctionEntry(ToolLimits):
     name: str | None = Field(None, description="By which the model calls it; the function's own name by default.")
 
 
+_SECRETS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
+
+
 class StdioServer(BaseModel):
     """An MCP server that is started as a process."""
 
@@ -34,6 +37,9 @@ class StdioServer(BaseModel):
 
     command: list[str] = Field(min_length=1, description="The program and its arguments.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables beside a few usual ones.")
+    pass_env: list[str] = Field(
+        default_factory=list, description="Variables of the explorer that it gets, such as keys."
+    )
     cwd: str | None = Field(None, description="Its folder, relative to the configuration file.")
 
 
@@ -44,12 +50,28 @@ class HttpServer(BaseModel):
 
     url: str = Field(pattern=r"^https?://")
     headers: dict[str, str] = Field(default_factory=dict)
+    headers_env: dict[str, str] = Field(
+        default_factory=dict, description="Headers with secrets: the name of the environment variable with each value."
+    )
+
+    @field_validator("headers")
+    @classmethod
+    def _without_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name in headers:
+            if name.lower() in _SECRETS:
+                raise ValueError(
+                    f"a configuration must not contain keys: name the variable with the header {name} in headers_env"
+                )
+        return headers
 
 
 class McpEntry(ToolLimits):
     """An MCP server, whose tools are read at the start of an explorer."""
 
-    mcp: StdioServer | HttpServer
+    mcp: Annotated[
+        Annotated[StdioServer, Tag("stdio")] | Annotated[HttpServer, Tag("http")],
+        Discriminator(lambda given: "http" if isinstance(given, dict) and "url" in given else "stdio"),
+    ]
     tools: list[str] | None = Field(None, description="Names of its tools that the model gets; null: all.")
     prefix: str = Field("", description="Put before the names of its tools.")
     shared: bool = Field(False, description="Whether all rollouts of an explorer share a session.")
@@ -93,5 +115,9 @@ def _entry(entry: Any, defaults: ToolLimits) -> Entry:
         return (_FUNCTION if "tool" in given else _MCP).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in ("StdioServer", "HttpServer"))
-        raise ConfigError(f"an entry of tools is not valid: {place}: {first['msg']}", value=entry) from error
+        place = ".".join(str(part) for part in first["loc"] if part not in ("stdio", "http"))
+        # The value of an MCP server may contain a key.
+        raise ConfigError(
+            f"an entry of tools is not valid: {place}: {first['msg'].removeprefix('Value error, ')}",
+            value=entry if "tool" in given else None,
+        ) from error

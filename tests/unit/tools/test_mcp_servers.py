@@ -118,6 +118,8 @@ def test_a_server_that_does_not_start_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="cannot be used"):
         with_box(use, {"mcp": {"command": [str(tmp_path / "none")]}})
+    with pytest.raises(ConfigError, match=r"environment variable of an MCP server is not set.*'NO_SUCH_VARIABLE'"):
+        with_box(use, {"mcp": {"command": [sys.executable], "pass_env": ["NO_SUCH_VARIABLE"]}})
     with closed_port() as port, pytest.raises(ConfigError, match="cannot be used"):
         with_box(use, {"mcp": {"url": f"http://127.0.0.1:{port}/mcp"}})
 

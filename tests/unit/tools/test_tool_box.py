@@ -277,6 +277,7 @@ def test_calls_are_counted(make: Make) -> None:
         (["./kit.py:add", "./kit.py:add"], "two tools have one name"),
         (["./kit.py:sum"], "has no 'sum'"),
         ([{"mcp": {"url": "ftp://a"}}], "mcp"),
+        ([{"mcp": {"url": "http://a", "headers": {"authorization": "x"}}}], "must not contain keys.*headers_env"),
     ],
 )
 def test_entries_that_are_not_valid_are_refused(tools: Any, says: str, tmp_path: Path) -> None:
