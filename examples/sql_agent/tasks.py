@@ -23,7 +23,7 @@ def questions(first: int, size: int, levels: tuple[int, ...] = LEVELS) -> Iterat
 def demonstrations(
     first: int, size: int, mistakes: float = 0.5, levels: tuple[int, ...] = LEVELS
 ) -> Iterator[dict[str, Any]]:
-    """Yield chats with the environment, a share `mistakes` of which begins with the query of another question about the same tables."""
+    """Yield chats with the environment, a share `mistakes` of them beginning with the query of another question about the same tables."""
     generator = random.Random(first)
     for row in questions(first, size, levels):
         queries = [row["answer"]]

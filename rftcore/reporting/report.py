@@ -259,7 +259,7 @@ def compare(run: Run, other: Run) -> Comparison:
         if key not in of_run or key not in of_other:
             alone.append(f"{key[0]}, {key[1]}: evaluated in {(run if key in of_run else other).name} alone")
         elif (gain := _paired(results, of_run[key], of_other[key])) is None:
-            alone.append(f"{key[0]}, {key[1]}: the two runs answered different questions, none of which are the same")
+            alone.append(f"{key[0]}, {key[1]}: the two runs answered different questions, without a common one")
         else:
             gains.append(gain)
     return Comparison(gains=gains, not_compared=alone)

@@ -1,9 +1,9 @@
 """Measures of evaluations with several answers to each question: mean@n, best@k and pass@k, with standard errors over questions.
 
-pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, equation 1): of n answers to a question, c of which pass, k drawn without
+pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, equation 1): of n answers to a question, c that pass, k drawn without
 replacement contain one that passes with the probability 1 − C(n−c, k) / C(n, k). best@k is the mean of the greatest reward of k answers
-drawn in the same way. Answers to one question depend on each other, so a standard error is that of the mean over questions, each of which counts
-once (clustered by question); it is None for a single question.
+drawn in the same way. Answers to one question depend on each other, so a standard error is that of the mean over questions, clustered
+by question; it is None for a single question.
 """
 
 from __future__ import annotations

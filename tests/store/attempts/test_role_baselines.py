@@ -26,7 +26,7 @@ RAE = {"advantage": {"decay": DECAY}}
 
 
 def game(task: int, index: int, won: float) -> Rollout:
-    """x gets `won` in two rows, of which the second has the last turn, and o the opposite."""
+    """x gets `won` in two rows, the second with the last turn, and o the opposite."""
 
     def side(role: str, turn: int, reward: float) -> Sequence:
         return Sequence(
