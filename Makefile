@@ -65,4 +65,5 @@ docs: setup  ## generate docs/reference, the layers in CONTRIBUTING.md and the d
 	$(BIN)/python scripts/algorithm_reference.py
 	$(BIN)/python scripts/configuration_reference.py
 	$(BIN)/python scripts/layers_reference.py
+	$(BIN)/python scripts/token_exactness_picture.py
 	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg

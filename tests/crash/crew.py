@@ -91,7 +91,7 @@ class Crew:
     ) -> None:
         self.folder = folder
         self.lives: dict[str, Life] = {}
-        for name in ("config.yaml", "plugins.py"):
+        for name in ("config.yaml", "plugins.py", "games.py"):
             shutil.copy(HERE / name, folder)
         (folder / "model").symlink_to(model)
         self.config: RunConfig = load_config(folder / "config.yaml", [f"buffer.uri={folder / 'buffer'}", *overrides])
@@ -138,6 +138,25 @@ class Crew:
         life = self.lives.pop(role)
         os.kill(life.pid, signal.SIGKILL)
         os.waitpid(life.pid, 0)
+
+    def kill_beneath(self, module: str, rng: random.Random) -> bool:
+        """kill -9 of a process that explorers have started to run a module; return whether there was one within some seconds."""
+        deadline = time.monotonic() + 2
+        while not (found := self._beneath(module)) and time.monotonic() < deadline:
+            self.tend()
+            time.sleep(0.05)
+        if found:
+            with contextlib.suppress(psutil.Error):
+                rng.choice(found).kill()
+        return bool(found)
+
+    def _beneath(self, module: str) -> list[psutil.Process]:
+        found = []
+        for role in ("explorer-0", "explorer-1"):
+            with contextlib.suppress(psutil.Error, KeyError):
+                below = psutil.Process(self.lives[role].pid).children(recursive=True)
+                found += [process for process in below if module in process.cmdline()]
+        return found
 
     def kill_database(self) -> None:
         """kill -9 of the server's first process; the sessions of the others notice and end."""

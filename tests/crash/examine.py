@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ import rftdata
 from rftdata import Buffer
 from rftdata.maintenance.states import wrong_states
 from rftdata.maintenance.verification import verify
-from tests.crash.plugins import logprobs_of, reward_of
+from tests.crash.games import reward_of
+from tests.crash.plugins import logprobs_of
 from tests.crash.witness import TRAINED, digest, digest_of_logprobs, notes
 from tests.support.models import make_character_tokenizer
 
@@ -37,6 +39,7 @@ class Findings:
     mislabelled: list[str] = field(default_factory=list)
     old_weights: list[str] = field(default_factory=list)
     experiences: int = 0
+    of_several_turns: int = 0
     steps: int = 0
     attempts: int = 0
     labels: int = 0
@@ -70,6 +73,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
         _weights_are_as_sent(noted["sent"], noted["applied"], findings)
         _weights_are_those_of_their_version(buffer, folder / "witness", noted, findings)
         _draws_are_fresh(buffer, findings)
+        findings.of_several_turns = _one(buffer, "SELECT count(*) FROM rft.experience WHERE num_turns > 1")
         findings.attempts = _one(buffer, "SELECT count(*) FROM rft.run_attempt")
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
@@ -153,14 +157,20 @@ def _rows_belong_together(buffer: Buffer, findings: Findings, *, has_scribe: boo
             rows, arrays["token_ids"].to_pylist(), arrays["behavior_logprobs"].to_pylist(), strict=True
         ):
             response = token_ids[row["num_prompt_tokens"] :]
-            sampled = logprobs[-len(response) :]
+            sampled = np.float32(logprobs[-len(response) :])
+            # The policy sampled the answers, and not what stands between them.
+            expected = np.where(np.isnan(sampled), sampled, logprobs_of(response))
+            answers = re.split(r"\nu:.*\na:", row["response"])
+            num_between = sum(map(len, re.findall(r"\nu:.*\na:", row["response"])))
             if has_scribe and (
-                decode(response) != row["response"] or not np.array_equal(logprobs_of(response), np.float32(sampled))
+                decode(response) != row["response"]
+                or not np.array_equal(expected, sampled, equal_nan=True)
+                or int(np.isnan(sampled).sum()) != num_between
             ):
                 findings.mislabelled.append(f"experience {row['experience_id']} has the arrays of another")
             if decode(token_ids[: row["num_prompt_tokens"]]) != row["prompt"]:
                 findings.mislabelled.append(f"experience {row['experience_id']} has the prompt of another")
-            if row["reward_sampled"] != reward_of(row["response"]):
+            if row["reward_sampled"] not in (None, sum(map(reward_of, answers))):  # None: the rollout failed
                 findings.mislabelled.append(f"experience {row['experience_id']} has the reward of another")
             digests[row["experience_id"]] = digest(token_ids), digest_of_logprobs(sampled)
     findings.experiences = len(digests)

@@ -25,6 +25,7 @@ from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.sync.transfer.reception import Reception
 from rftcore.workflows.task import Task, Turn
+from tests.crash.games import reward_of
 
 NUM_TASKS = 200
 _RESPONSE_TOKENS = 24
@@ -37,14 +38,14 @@ def questions() -> Iterator[dict[str, str]]:
         yield {"question": f"what is {number}?", "answer": str(number)}
 
 
-def reward_of(response: str) -> float:
-    """0 to 1 in quarters, from the text alone."""
-    return (sum(response.encode()) % 5) / 4
-
-
 def logprobs_of(token_ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """[T] nats, from the tokens alone; exact in float32."""
     return (-(np.asarray(token_ids) % 7 + 1) / 8).astype(np.float32)
+
+
+def games() -> Iterator[dict[str, str]]:
+    for number in range(NUM_TASKS):
+        yield {"question": f"game {number}", "answer": ""}
 
 
 def score(turn: Turn, task: Task) -> float:

@@ -85,7 +85,7 @@ def storm(
         RoleBrokeError: a life did not end, or did not continue, as the manual says.
     """
     report, rng = Report(lives), random.Random(seed)
-    for name in ("config.yaml", "plugins.py"):
+    for name in ("config.yaml", "plugins.py", "games.py"):
         shutil.copy(HERE / name, folder)
     (folder / "model").symlink_to(make_model(folder))
     run = RayRun(folder, () if has_scribe else _REAL_ENGINE, _PROGRAM, {FOLDER: str(folder / "witness")})

@@ -40,6 +40,9 @@ _EVENTS = {
     "database": 5,
     "slow trainer": 5,
     "rank": 1,
+    # Processes of explorers: environments with their hosts; tools and rewards.
+    "environment": 12,
+    "function": 12,
 }
 # Only where there are network namespaces.
 _CUTS = {
@@ -52,6 +55,7 @@ _CUTS = {
 }
 _SHARES = (4, 3, 2, 2, 1)  # of `SECONDS`
 _EXPLORERS = 2
+_MODULES = {"environment": "rftcore.environments.host", "function": "rftcore.user_functions.function_process"}
 # Longest time in which roles may be killed, one after the other, before one gets to its work: on a slow machine they would never get to it.
 _PAUSE_S = 10.0
 
@@ -174,6 +178,9 @@ def _strike(crew: Crew, event: str, report: Report, rng: random.Random) -> None:
         report.ended[f"trainer of two ranks: {crew.kill_a_rank()}"] += 1
     elif event == "database":
         crew.kill_database()
+    elif event in _MODULES:
+        is_killed = crew.kill_beneath(_MODULES[event], rng)
+        report.ended[f"{event}: {'killed' if is_killed else 'none'}"] += 1
     elif event == "slow trainer":
         if "trainer" in crew.lives:
             report.ended[f"slow trainer: {crew.replace_a_slow_trainer()}"] += 1
@@ -279,7 +286,8 @@ def main() -> int:
     print(json.dumps(summary))
     print("the slowest first claims, and what they waited for:", *report.slowest, sep="\n")
     print(
-        f"{found.experiences} experiences, {found.steps} steps in {found.attempts} attempts, {found.labels} labels, "
+        f"{found.experiences} experiences, {found.of_several_turns} of them of several turns, {found.steps} steps in {found.attempts} attempts, "
+        f"{found.labels} labels, "
         f"{found.transfers} times weights into an engine, "
         f"{found.continued_tokens} tokens of unfinished answers continued; "
         f"{len(found.lives)} lives, first claim p50 {report.quantile_s(0.5):.2f} s"

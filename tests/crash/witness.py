@@ -28,6 +28,7 @@ from rftdata.attempts.attempt import Attempt
 from rftdata.experience import Sequence
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
+from rftdata.pipeline.verdicts import Committed
 from rftdata.writing.writer import Writer
 from tests.crash.stopwatch import Stopwatch
 
@@ -118,7 +119,8 @@ def _observe_weights(witness: Witness) -> None:
 
 def _digests(sequence: Sequence) -> tuple[str, str]:
     """Of the tokens, and of the log-probabilities of the response."""
-    return digest(sequence.token_ids), digest_of_logprobs(sequence.behavior_logprobs or [])
+    logprobs = [] if sequence.behavior_logprobs is None else sequence.behavior_logprobs
+    return digest(sequence.token_ids), digest_of_logprobs(logprobs)
 
 
 def _observe_explorer(witness: Witness) -> None:
@@ -160,10 +162,10 @@ def _observe_pipeline(witness: Witness) -> None:
         witness.note_first_claim()
         return batch
 
-    def commit_and_note(*args: Any, **options: Any) -> list[int]:
-        decided = commit(*args, **options)
-        witness.note("decided", groups=decided)
-        return decided
+    def commit_and_note(*args: Any, **options: Any) -> Committed:
+        committed = commit(*args, **options)
+        witness.note("decided", groups=committed.decided)
+        return committed
 
     SealedQueue.claim = claim_and_note  # type: ignore[method-assign]
     pipeline.commit_verdicts = commit_and_note

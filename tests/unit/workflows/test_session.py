@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import math
 import random
@@ -500,6 +501,43 @@ def test_a_workflow_may_change_its_messages_while_and_after_they_are_answered() 
     stored = [message["content"] for s in model.sequences() for message in s.messages or []]
     assert not any("changed" in content for content in stored) and {"2 + 2?", "3 + 3?"} < set(stored)
     check(spy, model.sequences()[:-2])
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed", "aborted"])
+def test_a_turn_that_is_cut_in_its_middle_leaves_the_others_as_they_were(how: str) -> None:
+    """The workflow gives up an answer, the engine fails, or it closes: what is sampled next continues the last whole turn."""
+
+    class Cut(Spy):
+        cuts = 0
+
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            if len(self.received) == 1 and not self.cuts:
+                self.cuts += 1
+                if how == "failed":
+                    raise OSError("the engine has no memory")
+                if how == "aborted":
+                    self.received.append((list(prompt_token_ids), Generation([], [], "", "abort", [])))
+                    return self.received[-1][1]
+                await asyncio.Event().wait()
+            return await super().generate(prompt_token_ids, decoding)
+
+    spy = Cut(chat_tokenizer("qwen2_5"))
+    spy.will_answer("a", "b", "c")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        first = await model.chat(asked("one"))
+        chat = answered(asked("one"), first, ("user", "two"))
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            async with asyncio.timeout(0.01 if how == "cancelled" else None):
+                await model.chat(chat)
+        second = await model.chat(chat)
+        await model.chat(answered(chat, second, ("user", "three")))
+
+    asyncio.run(run())
+    check(spy, model.sequences())
+    assert sum(sequence.num_trained_tokens for sequence in model.sequences()) == 6  # three letters, three ends
+    assert all(f"{text}<|im_end|>" in spy.tokenizer.decode(spy.received[-1][0]) for text in "ab")
 
 
 def test_inputs_of_turns_are_joined() -> None:
