@@ -77,7 +77,7 @@ class Sql(Environment):
         self.people, self.max_queries, self.retry_factor = people, max_queries, retry_factor
         self.max_rows, self.timeout_s, self.memory_mib = max_rows, timeout_s, memory_mib
         self._queries: list[str] = []
-        self._database: Any = None
+        self._duckdb: Any = None
 
     def reset(self, task: Any, seed: int) -> Observation:
         metadata = getattr(task, "metadata", {})
@@ -115,30 +115,30 @@ class Sql(Environment):
         )
 
     def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
+        if self._duckdb is not None:
+            self._duckdb.close()
 
     def _open(self, statements: tuple[str, ...]) -> None:
-        self._database = duckdb.connect(":memory:")
+        self._duckdb = duckdb.connect(":memory:")
         for statement in statements:
-            self._database.execute(statement)
+            self._duckdb.execute(statement)
         for name, value in {**_LOCKED, "memory_limit": f"{self.memory_mib}MiB", "lock_configuration": "true"}.items():
-            self._database.execute(f"SET {name} = '{value}'")
+            self._duckdb.execute(f"SET {name} = '{value}'")
 
     def _run(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]] | str:
         """Return columns and rows of a query, or its error."""
         try:
-            statements = self._database.extract_statements(query)
+            statements = self._duckdb.extract_statements(query)
         except duckdb.Error as error:
             return _first_line(error)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             return "only one SELECT is allowed"
-        timer = threading.Timer(self.timeout_s, self._database.interrupt)
-        self._database.execute("BEGIN TRANSACTION READ ONLY")
+        timer = threading.Timer(self.timeout_s, self._duckdb.interrupt)
+        self._duckdb.execute("BEGIN TRANSACTION READ ONLY")
         timer.start()
         try:
             with _address_space(self.memory_mib + _SPARE_MIB):
-                found = self._database.execute(statements[0])
+                found = self._duckdb.execute(statements[0])
                 rows = found.fetchmany(_MAX_COMPARED + 1)
             return [column[0] for column in found.description], rows
         except MemoryError:
@@ -150,7 +150,7 @@ class Sql(Environment):
         finally:
             timer.cancel()
             timer.join()
-            self._database.execute("ROLLBACK")
+            self._duckdb.execute("ROLLBACK")
 
     def _table(self, columns: list[str], rows: list[tuple[Any, ...]]) -> str:
         lines = [" | ".join(columns), *(" | ".join(map(_cell, row)) for row in rows[: self.max_rows])]
