@@ -52,6 +52,7 @@ from rftcore.cli import (
     tasks,
     try_,
 )
+from rftcore.reporting.visible_text import visible
 from rftdata.errors import RftError, is_disk_full, time_limit_behind
 from rftdata.user_code.frames import has_users_frame
 
@@ -157,8 +158,8 @@ def run_command(arguments: list[str]) -> int:
         limit = time_limit_behind(error)
         stack = getattr(error, "stack", "") or getattr(limit, "stack", "")
         if stack and (limit is None or has_users_frame(stack)):
-            print(stack.rstrip(), file=sys.stderr)
-        print(f"rft: {paragraph}", file=sys.stderr)
+            print(visible(stack.rstrip()), file=sys.stderr)
+        print(visible(f"rft: {paragraph}"), file=sys.stderr)
         return code
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rftcore.reporting.console import OutputConsole
+from rftcore.reporting.visible_text import visible
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -121,7 +122,7 @@ def _cell(value: Any) -> str:
         return value.isoformat(sep=" ", timespec="seconds")
     if isinstance(value, (dict, list)):
         value = json.dumps(value, ensure_ascii=False, default=_plain)
-    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    return visible(str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def cut(text: str, length: int) -> str:
@@ -147,4 +148,4 @@ def _plain(value: Any) -> Any:
 
 def warn(text: str) -> None:
     """Print one line on stderr."""
-    print(f"rft: {text}", file=sys.stderr)
+    print(visible(f"rft: {text}"), file=sys.stderr)

@@ -1,15 +1,13 @@
 """A rollout as text for a terminal or a pipe: its messages by role, and its tokens with their loss mask.
 
 What is trained on has a bar at its left, so it is recognised without colours. On a terminal, lines are wrapped to its width; in a pipe they
-stay whole. Control characters of texts are shown as escapes, because models, tools and environments write these texts, and a terminal
-would obey them.
+stay whole. Control characters of texts are shown as escapes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,13 +16,12 @@ from typing import Any
 from rich.text import Text
 
 from rftcore.reporting.console import OutputConsole
+from rftcore.reporting.visible_text import visible
 
 BAR = "┃"
 """The mark of what is trained on."""
 _TRAINED, _ROLE, _DIM = "green", "bold", "dim"
 _LEAST_WIDTH = 20
-# Marks that change the direction of the text around them.
-_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -73,21 +70,6 @@ class ShownSequence:
         if number < 0 or self.logprobs is None or math.isnan(self.logprobs[number]):
             return None
         return float(self.logprobs[number])
-
-
-def visible(text: str) -> str:
-    """Return a text whose control characters are escapes, except line breaks; a tab is four spaces."""
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character in "\n ":
-        return character
-    if character == "\t":
-        return "    "
-    if character in _BIDIRECTIONAL or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
-        return character.encode("unicode_escape").decode()
-    return character
 
 
 class RolloutPrinter:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import Comparison, Gain, Report, evaluation_title
@@ -118,7 +119,7 @@ def _facts(reports: Sequence[Report]) -> Table:
     # A line that only one run has is placed as in that run.
     names = max(columns, key=len) | {name: "" for column in columns for name in column}
     for name in names:
-        table.add_row(f"[bold]{name}[/bold]", *(column.get(name, "–") for column in columns))
+        table.add_row(Text(name, "bold"), *(Text(column.get(name, "–")) for column in columns))
     return table
 
 
@@ -256,7 +257,7 @@ def _dropped(one: Report) -> Table:
     table.add_column("stage")
     table.add_column("reason", overflow="fold")
     for drop in one.dropped:
-        table.add_row(str(drop.num_experiences), str(drop.num_groups), drop.stage, drop.reason)
+        table.add_row(str(drop.num_experiences), str(drop.num_groups), Text(drop.stage), Text(drop.reason))
     return table
 
 

@@ -241,6 +241,7 @@ class Model:
         """Answer a chat n times, each a branch of its own; options as for `chat`.
 
         Raises:
+            LimitReachedError: a limit allows fewer answers. If the rollout has no answer yet, those within the limit are kept.
             RftError: see `chat`; of several errors, that of the first answer.
         """
         if n < 1:
@@ -248,6 +249,10 @@ class Model:
         requests = [asyncio.ensure_future(self.chat(messages, **options)) for _ in range(n)]
         try:
             return await asyncio.gather(*requests)
+        except LimitReachedError:
+            if not self._session.has_sampled:
+                await asyncio.wait(requests)
+            raise
         finally:
             for request in requests:
                 request.cancel()

@@ -25,6 +25,7 @@ from rich.text import Text
 from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
+from rftcore.reporting.visible_text import visible
 from rftdata.reports.progress import Dropped, Failures, Snapshot, WorkerState
 from rftdata.workers.worker import describe_state
 
@@ -132,7 +133,7 @@ class LineView(View):
 
     @outlives_its_reader
     def message(self, text: str) -> None:
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
     @outlives_its_reader
     def update(self, snapshot: Snapshot) -> None:
@@ -149,8 +150,8 @@ class LineView(View):
             enough = dropped.num_decided >= _ENOUGH_ROWS and dropped.share >= _WORTH_A_MESSAGE
             if enough and dropped.stage not in self._reported:
                 self._reported.add(dropped.stage)
-                sys.stdout.write(describe_drops(dropped) + "\n")
-        sys.stdout.write(line(snapshot) + "\n")
+                sys.stdout.write(visible(describe_drops(dropped)) + "\n")
+        sys.stdout.write(visible(line(snapshot)) + "\n")
         sys.stdout.flush()
 
 
@@ -209,17 +210,19 @@ def block(snapshot: Snapshot, width: int) -> Group:
         facts.add_row("groups", _groups(snapshot))
     for dropped in snapshot.dropped:
         if dropped.share >= _WORTH_A_LINE:
-            facts.add_row("dropped", describe_drops(dropped))
+            facts.add_row("dropped", Text(describe_drops(dropped)))
     if snapshot.failures:
         facts.add_row("failures", Text(_failures(snapshot.failures), style="red"))
     metrics = _metrics(snapshot.metrics)
     if metrics:
-        facts.add_row("training", metrics)
+        facts.add_row("training", Text(metrics))
     for e in snapshot.evaluations:
         facts.add_row(
             e.purpose,
-            f"{e.taskset}, {e.decoding}: {e.mean_reward:.3f} at step {e.trainer_step} ({e.num_tasks} questions)"
-            + (f"; {e.error}" if e.error else ""),
+            Text(
+                f"{e.taskset}, {e.decoding}: {e.mean_reward:.3f} at step {e.trainer_step} ({e.num_tasks} questions)"
+                + (f"; {e.error}" if e.error else "")
+            ),
         )
     if snapshot.evaluations_open:
         facts.add_row("evaluation", f"{snapshot.evaluations_open} to do")

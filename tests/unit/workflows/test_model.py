@@ -110,6 +110,13 @@ def test_several_answers_to_one_chat_are_branches_with_a_row_each() -> None:
     check(spy, model.sequences())
 
 
+def test_first_answers_within_a_limit_are_kept_if_the_limit_allows_fewer_than_asked_for() -> None:
+    model = Model(Spy(chat_tokenizer("qwen2_5")), Decoding(), limits=Limits(max_turns=2))
+    with pytest.raises(LimitReachedError, match="has had its 2 turns"):
+        asyncio.run(model.chats(asked("a"), 3))
+    assert [s.fork for s in model.sequences()] == [None, "branch"] and model.stop_reason == "max_turns"
+
+
 @pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1"])
 def test_a_chat_with_calls_of_tools_is_extended_token_for_token(template: str) -> None:
     spy = Spy(chat_tokenizer(template))
