@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -160,14 +161,14 @@ class ProcessPlace:
 
 
 class _Channel(asyncio.Protocol):
-    """Requests and answers over a socket, one at a time."""
+    """Requests over a socket, and answers in their order. Each answer belongs to its own request, also after the caller of one was cancelled."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._transport: asyncio.Transport | None = None
         self._read = bytearray()
-        self._answer: asyncio.Future[dict[str, Any] | None] | None = None
+        self._answers: deque[asyncio.Future[dict[str, Any] | None]] = deque()
 
     async def open(self) -> None:
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._socket)
@@ -178,8 +179,9 @@ class _Channel(asyncio.Protocol):
         Raises:
             RftError: the arguments cannot be sent to another process.
         """
-        self._answer = answer = asyncio.get_running_loop().create_future()
         self.send(method, arguments)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
         return answer
 
     def send(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -195,9 +197,14 @@ class _Channel(asyncio.Protocol):
             self._transport.write(process.LENGTH.pack(len(data)) + data)
 
     def fail(self) -> None:
-        """Give up the answer that is awaited, if any."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
+        """Give up the answers that are awaited."""
+        while self._answers:
+            self._resolve(None)
+
+    def _resolve(self, found: dict[str, Any] | None) -> None:
+        """Set the oldest answer, unless its caller was cancelled. The answer to `close` of a place that was abandoned has no request."""
+        if self._answers and not (answer := self._answers.popleft()).done():
+            answer.set_result(found)
 
     def close(self) -> None:
         if self._transport is None:
@@ -212,14 +219,14 @@ class _Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._read += data
         size = process.LENGTH.size
-        if len(self._read) < size:
-            return
-        (length,) = process.LENGTH.unpack_from(self._read)
-        if length > _MAX_ANSWER_BYTES:
-            self.fail()
-            self.close()
-        elif len(self._read) >= size + length:
+        while len(self._read) >= size:
+            (length,) = process.LENGTH.unpack_from(self._read)
+            if length > _MAX_ANSWER_BYTES:
+                self.fail()
+                self.close()
+                return
+            if len(self._read) < size + length:
+                return
             answer = json.loads(bytes(self._read[size : size + length]))
             del self._read[: size + length]
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(answer)
+            self._resolve(answer)

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.run_failures import RunFailures
@@ -118,7 +119,7 @@ class Evaluator:
     async def _answer(self, evaluation: Evaluation) -> None:
         """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         run, worker_id = self.worker.run, self.worker.worker_id
-        asked = self._asked(evaluation)
+        asked, num_stored = self._asked(evaluation)
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
         self.present = f"answers {len(asked)} questions of {which}"
         self.worker.set_state(self.present, activity="evaluating")
@@ -133,17 +134,19 @@ class Evaluator:
         seconds = time.monotonic() - started
         self.record_rate(before, seconds)
         errors = [answer.error for answer in answers if answer.error]
-        all_failed, what = bool(errors) and len(errors) == len(asked), f"the {len(answers)} answers on {which}"
+        num_answers = num_stored + len(asked)
+        all_failed, what = bool(errors) and len(errors) == num_answers, f"the {num_answers} answers on {which}"
         if not all_failed:
             self.failures.outage.passed()
         elif (self.only_evaluates or self.failures.outage.lasts) and self.failures.is_outage(
             what, len(errors), errors[0]
         ):
             release_evaluation(run, worker_id)
+            self._reserved = None  # it was released, too
             return
         if all_failed:
             # No score: 0 would mean that the policy is bad, and a later one better.
-            text = f"{len(errors)} of {len(answers)} answers failed; the first: {errors[0]}"
+            text = f"{len(errors)} of {num_answers} answers failed; the first: {errors[0]}"
             fail_evaluation(run, evaluation.evaluation_id, worker_id, text)
             logger.warning("%s could not be scored: %s", what, errors[0])
             if self.only_evaluates:  # this run has no rollouts that would show the failure
@@ -153,13 +156,13 @@ class Evaluator:
         if errors:
             logger.warning("%d of %s could not be scored and count as 0; the first: %s", len(errors), what, errors[0])
 
-    def _asked(self, evaluation: Evaluation) -> list[tuple[Task, int]]:
-        """Return the questions, each as often as it is to be answered, without the answers that another worker has stored."""
+    def _asked(self, evaluation: Evaluation) -> tuple[list[tuple[Task, int]], int]:
+        """Return the questions, each as often as it is to be answered, without the answers that are stored; and the number of those."""
         run = self.worker.run
         stored = answered_questions(run, evaluation.evaluation_id)
         tasks = [Task.from_row(vars(question)) for question in questions(run, evaluation)]
         every = [(task, index) for task in tasks for index in range(evaluation.num_answers)]
-        return [(task, index) for task, index in every if (task.task_id, index) not in stored]
+        return [(task, index) for task, index in every if (task.task_id, index) not in stored], len(stored)
 
     async def _answers(self, evaluation: Evaluation, asked: list[tuple[Task, int]]) -> list[Answer] | None:
         """Return the answers that are not stored yet; None if asked to stop before the last, or if another worker answers now.
@@ -167,7 +170,8 @@ class Evaluator:
         Meanwhile answers are stored every few seconds, so that an explorer that takes over asks only for the others. Failed ones are not: it
         asks for them again.
         """
-        prompts: dict[int, Prompts] = defaultdict(Prompts)
+        thoughts = self.runners[evaluation.taskset].runner.thoughts
+        prompts: dict[int, Prompts] = defaultdict(partial(Prompts, thoughts))
         running = [
             asyncio.create_task(self._answer_to(task, index, evaluation.decoding, prompts[task.task_id]))
             for task, index in asked

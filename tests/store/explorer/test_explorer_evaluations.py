@@ -187,6 +187,19 @@ def test_several_answers_are_stored_with_their_rollouts_and_only_missing_ones_ar
     assert run_command(["show", "--evaluation", "1"]) == 2 and "lowest rewards are 1, 2, " in capsys.readouterr().err
 
 
+def test_failed_answers_beside_those_of_another_explorer_count_as_0(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    with Worker(run.run, "explorer") as worker:
+        asked = claim_evaluation(run.run, worker.worker_id, lease_s=60.0)
+        assert asked is not None
+        early = [_answer(task_id, 0) for task_id in range(9, 16)]
+        assert store_answers(run.run, asked.evaluation_id, worker.worker_id, early)
+    run.explore(Sorted(), until=run.all_ended, rollout_timeout_s=0.1)
+    (evaluation,) = run.evaluations()
+    assert (evaluation["status"], evaluation["mean_reward"]) == ("done", 7 * 0.5 / 8)
+    assert evaluation["error"].startswith("1 of 8 answers failed and count 0")
+
+
 def _answer(task_id: int, index: int) -> Answer:
     return Answer(
         task_id=task_id, answer_index=index, reward=0.5, response="x", num_response_tokens=1, finish_reason="stop"

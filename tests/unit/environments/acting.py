@@ -53,6 +53,10 @@ class Acting(Environment):
     def hangs(self) -> None:
         time.sleep(1000)
 
+    def is_slow(self) -> Step:
+        time.sleep(0.3)
+        return Step(Observation("late"))
+
     def is_killed(self) -> None:
         os.kill(os.getpid(), 9)
 

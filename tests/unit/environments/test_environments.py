@@ -187,6 +187,18 @@ def test_a_cancelled_rollout_leaves_no_process_even_if_close_hangs(run, hosts):
     run(test)
 
 
+def test_a_step_after_a_cancelled_one_gets_its_own_result(run):
+    async def test():
+        async with begun() as environment:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await environment.step("is_slow")
+            one, two = await environment.step("one"), await environment.step("two")
+            return one.observation.text.split()[0], two.observation.text.split()[0]
+
+    assert run(test) == ("one", "two")
+
+
 def test_a_free_place_is_waited_for_and_a_second_environment_of_a_rollout_waits_for_none(loop):
     async def test():
         hosts, running, most = EnvironmentHosts(HERE, max_environments=2), 0, 0
