@@ -107,11 +107,16 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         for name in ("token_ids", "loss_mask", "behavior_logprobs"):
             row[name] = None if row[name] is None else row[name].tobytes()
         for name in ("baseline", "messages", "metrics", "reward_parts", "task_payload", "task_features"):
-            row[name] = None if row[name] is None else json.loads(row[name])
+            row[name] = None if row[name] is None else json.loads(row[name], parse_int=_number)
         for label in row["labels"] or ():
             label.pop("label_batch_id")
         rows.append(row)
     return rows
+
+
+def _number(text: str) -> float:
+    """A number of JSON: PostgreSQL writes 1e39 with all its digits."""
+    return int(text) if len(text) < 39 else float(text)
 
 
 @pytest.mark.parametrize("name", FORMATS)
