@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.config.run import RunConfig, load_config
+from rftcore.config.taskset import RunTasksetConfig
 from rftcore.model_folder import resolve_model
 from rftcore.rewards import load_rewards
 from rftcore.workflows.single_turn import chat_messages
 from rftcore.workflows.task import Task
-from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError
 from rftdata.tasks.rows import read_tasks
 
@@ -172,14 +172,14 @@ def _training_tasks(config: RunConfig, num: int, seed: int) -> Iterator[Task]:
         yield left[place].pop()
 
 
-def _tasks(taskset: TasksetConfig, base_dir: Path) -> list[Task]:
+def _tasks(taskset: RunTasksetConfig, base_dir: Path) -> list[Task]:
     return _read_tasks(taskset.model_dump_json(), base_dir)
 
 
 @cache
 def _read_tasks(taskset: str, base_dir: Path) -> list[Task]:
     """Read a taskset, given as JSON, once for all runs."""
-    config = TasksetConfig.model_validate_json(taskset)
+    config = RunTasksetConfig.model_validate_json(taskset)
     rows = enumerate(read_tasks(config, base_dir))
     return [Task.from_row({"task_id": number, "taskset": config.name, **row}) for number, row in rows]
 
