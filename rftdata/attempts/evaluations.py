@@ -121,7 +121,10 @@ _COLUMNS = tuple(each.name for each in fields(Answer))
 def claim_evaluation(
     run: Run, worker_id: int, *, lease_s: float, policy_version_id: int | None = None
 ) -> Evaluation | None:
-    """Claim the next evaluation, or the next of one policy version; None if there is none. A worker holds at most one."""
+    """Claim the next evaluation, or the next of one policy version; None if there is none.
+
+    A worker holds at most one, and one that it has reserved, of another policy version.
+    """
     rows = ride_out(
         lambda: run.database.fetch(
             "claim_evaluation",
@@ -130,7 +133,7 @@ def claim_evaluation(
             lease_s=lease_s,
             policy_version_id=policy_version_id,
         ),
-        between=lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id),
+        between=lambda: _release(run, worker_id, policy_version_id=policy_version_id),
     )
     return next(iter(records(Evaluation, rows)), None)
 
@@ -152,9 +155,20 @@ def reserve_evaluation(
             lease_s=lease_s,
             but=list(but),
             after_s=after_s,
-        )
+        ),
+        between=lambda: _release(run, worker_id, but=but),
     )
     return next(iter(records(Evaluation, rows)), None)
+
+
+def _release(run: Run, worker_id: int, *, policy_version_id: int | None = None, but: Collection[int] = ()) -> None:
+    run.database.run(
+        "release_evaluations",
+        run_id=run.run_id,
+        worker_id=worker_id,
+        policy_version_id=policy_version_id,
+        but=list(but),
+    )
 
 
 def questions(run: Run, evaluation: Evaluation) -> list[Question]:
@@ -234,7 +248,7 @@ def _numbers_of(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def release_evaluation(run: Run, worker_id: int) -> None:
     """Leave the evaluation that a worker holds to be claimed again."""
-    ride_out(lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id))
+    ride_out(lambda: _release(run, worker_id))
 
 
 def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:

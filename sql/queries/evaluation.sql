@@ -41,9 +41,10 @@ WHERE e.evaluation_id = (
 RETURNING e.*;
 
 -- name: release_evaluations
--- Release the evaluations of a claim whose answer the explorer never received.
+-- Release the evaluations of a claim whose answer the explorer never received: all, those of one policy version, or those of no version in `but`.
 UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL
-WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
+WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed'
+  AND (%(policy_version_id)s::bigint IS NULL OR policy_version_id = %(policy_version_id)s) AND policy_version_id <> ALL (%(but)s::bigint[]);
 
 -- name: evaluation_tasks (read)
 -- The questions of a taskset.
