@@ -11,7 +11,6 @@ overwrites a later one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.label_files import read_rewards
+from rftdata.limits import LARGEST_REWARD
 from rftdata.postgres.database import Connection, Row, execute, fetch
 
 Source = Literal["set", "import", "undo"]  # of rft.label_source
@@ -200,11 +200,11 @@ def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
 def _check(labels: Sequence[RewardLabel]) -> None:
     seen: set[Key] = set()
     for label in labels:
-        if label.reward is None or not math.isfinite(label.reward):
+        if label.reward is None or not abs(label.reward) < LARGEST_REWARD:
             raise QueryError(
                 f"the reward of {label.name} is not a finite number",
                 value=label.reward,
-                allowed="a finite number",
+                allowed=f"a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}",
                 todo="correct it; nothing was written",
             )
         if label.final and label.turn is not None:

@@ -19,6 +19,8 @@ INT4 = (-(2**31), 2**31 - 1)
 INT8 = (-(2**63), 2**63 - 1)
 # The largest number of steps or groups that a user may name. The database adds two of them in a column of 32 bits.
 MAX_COUNT = 10**9
+# Trainers compute with float32, in which a greater number is infinite.
+LARGEST_REWARD = 3.4e38
 # Far more than data has, and less than what the interpreter's own limit allows from any depth of calls.
 MAX_JSON_DEPTH = 300
 # An index entry holds about 2,700 bytes, and a task is found by its taskset and key together. Stages derive keys from those of a source,

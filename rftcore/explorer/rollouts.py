@@ -37,6 +37,7 @@ from rftcore.workflows.prompts import Prompts, Thoughts
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Turn, Workflow
 from rftdata.errors import RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
+from rftdata.limits import LARGEST_REWARD
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.writing.rollout_check import check_rollout
@@ -297,7 +298,7 @@ def checked_score(score: object, task: Task) -> Score:
     """Return the result of a workflow if it is valid.
 
     Raises:
-        RftError: it is not a Score with a finite reward.
+        RftError: it is not a Score with a finite reward, or with another in by_role.
     """
     if isinstance(score, Score) and all(map(_is_finite, (score.reward, *score.by_role.values()))):
         return score
@@ -327,7 +328,7 @@ def refuse_partly_recorded(sequences: list[Sequence]) -> None:
 
 def _is_finite(reward: object) -> bool:
     """Return whether a reward, which may be any object from the user's workflow, is a finite number."""
-    return isinstance(reward, int | float) and math.isfinite(reward)
+    return isinstance(reward, int | float) and abs(reward) < LARGEST_REWARD
 
 
 def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:

@@ -90,6 +90,13 @@ def test_facts_of_turns_are_refused_with_a_hint(walks: Buffer, statement: str) -
         walks.sql(statement)
 
 
+def test_a_reward_that_trainers_would_read_as_infinite_is_refused(walks: Buffer) -> None:
+    with pytest.raises(RftError, match="turn_reward_reward_check"):
+        walks.sql("UPDATE rft.turn_reward SET reward = 1e39 WHERE experience_id = 1 AND turn = 0")
+    with pytest.raises(RftError):
+        labels.set_turn_rewards(walks, {(1, 0): -1e300}, author="ada")
+
+
 def test_undo_restores_turns_and_experiences_of_one_batch(walks: Buffer) -> None:
     first = labels.set_turn_rewards(walks, {(1, 0): 0.5, (1, 3): 0.25, (3, 0): 0.25}, author="ada", reason="seen")
     assert (first.num_changed, first.num_unchanged) == (2, 1)

@@ -145,7 +145,10 @@ def test_a_time_out_names_where_the_rollout_was() -> None:
     assert "(test_rollouts.py, line" in str(rollout.error) and "in endless)" in str(rollout.error)
 
 
-@pytest.mark.parametrize("returned", [None, 1.0, Score(float("nan")), Score(None)])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "returned",
+    [None, 1.0, Score(float("nan")), Score(None), Score(1e39)],  # type: ignore[arg-type]
+)
 def test_a_workflow_that_returns_no_score_fails_its_rollout(returned: Any) -> None:
     async def workflow(task: Task, model: Model, score: Scorer) -> Any:
         return returned

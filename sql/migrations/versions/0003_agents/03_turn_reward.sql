@@ -3,8 +3,9 @@
 CREATE TABLE rft.turn_reward (
     experience_id bigint NOT NULL,
     turn integer NOT NULL CHECK (turn >= 0),
-    reward_sampled double precision NOT NULL CHECK (reward_sampled > '-Infinity' AND reward_sampled < 'Infinity'),
-    reward double precision NOT NULL CHECK (reward > '-Infinity' AND reward < 'Infinity'),
+    -- Trainers compute with float32, in which a greater number is infinite.
+    reward_sampled double precision NOT NULL CHECK (abs(reward_sampled) < 3.4e38),
+    reward double precision NOT NULL CHECK (abs(reward) < 3.4e38),
     PRIMARY KEY (experience_id, turn)
 );
 -- Almost always tiny. A draw looks here first, and reads the rewards of turns only of the experiences that it finds.
