@@ -52,13 +52,7 @@ async def environment(
     """
     total = last = 0.0
     async with open_environment(environment, environment_args or {}) as opened:
-        if len(opened.roles) > 1:
-            raise ConfigError(
-                f"the environment {environment!r} has several roles",
-                value=", ".join(opened.roles),
-                todo="use `workflow: multi_agent`, or a workflow of your own",
-            )
-        (role,) = opened.roles
+        role = _only_role(opened)
         observation = await opened.reset(task, task.seed)
         state = observation.state
         dialogue = ToolDialogue(model.tokenizer, opened.tools, format) if opened.tools else None
@@ -86,6 +80,16 @@ async def environment(
     if judged.parts:
         model.turns[-1].record(step_reward=last + judged.reward)
     return Score(total + judged.reward, {"environment": total, **judged.parts})
+
+
+def _only_role(opened: EnvironmentHandle) -> str:
+    if len(opened.roles) > 1:
+        raise ConfigError(
+            f"the environment {opened.name!r} has several roles",
+            value=", ".join(opened.roles),
+            todo="use `workflow: multi_agent`, or a workflow of your own",
+        )
+    return opened.roles[0]
 
 
 def _answer(model: Model, messages: list[Message], dialogue: ToolDialogue | None) -> Coroutine[Any, Any, Turn]:
