@@ -204,7 +204,7 @@ def _check(labels: Sequence[RewardLabel]) -> None:
             raise QueryError(
                 f"the reward of {label.name} is not a finite number",
                 value=label.reward,
-                allowed=f"a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}",
+                allowed=f"a finite number, between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}",
                 todo="correct it; nothing was written",
             )
         if label.final and label.turn is not None:
