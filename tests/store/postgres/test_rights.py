@@ -333,6 +333,31 @@ def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login
     )
 
 
+def test_a_labeller_s_settings_forge_no_label_of_a_turn(buffer: Buffer, roles: Roles, login: Login) -> None:
+    """The trigger runs with the owner's rights: objects of the caller's, and settings that the schema reads, must not reach it."""
+    buffer.sql("INSERT INTO rft.turn_reward VALUES (1, 0, 0.5, 0.5)")
+    (others,) = buffer.sql("SELECT rft.begin_label_batches(1) AS batch")["batch"].to_pylist()
+    session = login("rft_labeler")
+    session.execute("CREATE TEMPORARY TABLE label (LIKE rft.label)")
+    session.execute("CREATE TEMPORARY TABLE experience (LIKE rft.experience)")
+    session.execute("SET search_path = pg_temp, rft, pg_catalog")
+    for name, value in (("label_batch", str(others)), ("label_source", "forged")):
+        session.execute("SELECT set_config(%s, %s, false)", [f"rft.{name}", value])
+        with pytest.raises(psycopg.Error):
+            session.execute("UPDATE rft.turn_reward SET reward = 0.75")
+        session.execute("SELECT set_config(%s, '', false)", [f"rft.{name}"])
+    assert buffer.sql("SELECT reward FROM rft.turn_reward")["reward"].to_pylist() == [0.5]
+    for name in ("rft.purge", "rft.folding", "enable_seqscan", "enable_indexscan"):
+        session.execute("SELECT set_config(%s, '1', false)", [name])
+    session.execute("SET rft.author = 'someone else'")
+    assert session.execute("UPDATE rft.turn_reward SET reward = 0.75").rowcount == 1
+    (label,) = buffer.sql("SELECT turn, new_value, session_user_name FROM rft.label").to_pylist()
+    assert (label["turn"], label["new_value"]) == (0, 0.75)
+    account = session.execute("SELECT session_user::text").fetchone()
+    assert account is not None and label["session_user_name"] == account[0]
+    assert session.execute("SELECT count(*) FROM pg_temp.label").fetchone() == (0,)
+
+
 def test_statements_of_a_person_leave_nothing_in_the_pool(buffer: Buffer, roles: Roles) -> None:
     with rftdata.open(buffer.config) as other:
         run_statements(other.database, "SET rft.reason = 'left'; SELECT 1", "ada")

@@ -152,9 +152,7 @@ def test_the_shortest_right_answer_is_preferred(tmp_path: Path) -> None:
     right = "async def right(turn, task):\n    return float(len(turn.response) > 1)"
     group, _ = explored(tmp_path, ["./right.py:right", {"name": "shortest_correct", "part": "right"}], right=right)
     parts = [rollout.sequences[0].reward_parts["shortest_correct"] for rollout in group.rollouts]
-    assert parts == pytest.approx([0.0, 0.5 - 1 / 3, 0.5 - 2 / 3, -0.5]), (
-        "of lengths 1 to 4, the first of which is wrong"
-    )
+    assert parts == pytest.approx([0.0, 0.5 - 1 / 3, 0.5 - 2 / 3, -0.5]), "of lengths 1 to 4, the first one wrong"
 
 
 def config(**changes: Any) -> RunConfig:
