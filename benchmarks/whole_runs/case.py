@@ -118,7 +118,8 @@ def trl_case(
         "model": str(resolve_model(_path(config))),
         "train": str(train),
         "held_out": str(held_out),
-        "rewards": explorer.reward,
+        "rewards": [entry.model_dump(mode="json") for entry in explorer.reward],
+        "reward_combination": explorer.reward_combination,
         "base_dir": str(config.base_dir),
         "batch_groups": trainer.batch_groups,
         "group_size": config.algorithm.group_size,
@@ -153,7 +154,12 @@ def _refuse_what_differs(config: RunConfig) -> None:
         (trainer.dtype != "float32", f"trainer.dtype is {trainer.dtype}", "float32"),
         (trainer.optimizer.name != "adamw", f"the optimizer is {trainer.optimizer.name}", "adamw"),
         (not config.eval.tasks, "eval.tasks is empty", "held-out tasks"),
-        (any(map(inspect.iscoroutinefunction, rewards.values())), "a reward is async", "plain functions"),
+        (
+            any(inspect.iscoroutinefunction(reward.function) for reward in rewards.values()),
+            "a reward is async",
+            "plain functions",
+        ),
+        (any(reward.of_group for reward in rewards.values()), "a reward scores groups", "rewards of one answer"),
     ):
         if found:
             raise ConfigError(f"runs of TRL cannot be compared with this configuration: {what}", allowed=allowed)

@@ -23,6 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rftcore.reporting.equal_score import to_target
 from rftcore.rewards import load_rewards
+from rftcore.rewards.combination import RewardTotal
 from rftcore.workflows.chat_encoding import chat_encoder
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Sequence
@@ -179,7 +180,8 @@ class Rewards:
     __name__ = "rewards"
 
     def __init__(self, case: dict[str, Any], tokenizer: Any, end_tokens: set[int]) -> None:
-        self._functions = load_rewards(case["rewards"], Path(case["base_dir"])).values()
+        self._rewards = load_rewards(case["rewards"], Path(case["base_dir"])).values()
+        self._combination = case["reward_combination"]
         self._tokenizer, self._end_tokens = tokenizer, end_tokens
 
     def __call__(self, *, completion_ids: list[list[int]], task: list[str], **_: Any) -> list[float]:
@@ -192,8 +194,13 @@ class Rewards:
     def _score(self, ids: list[int], text: str, task: Task) -> float:
         reason = "stop" if ids and ids[-1] in self._end_tokens else "length"
         turn = Turn([], text, reason, Sequence("", text, ids, 0, reason))
-        values = [function(turn, task) for function in self._functions]
-        return float(sum(sum(value.values()) if isinstance(value, dict) else value for value in values))
+        total = RewardTotal(self._combination)
+        for reward in self._rewards:
+            value = reward(turn, task)
+            total.add(reward.config, float(sum(value.values()) if isinstance(value, dict) else value))
+            if total.has_failed:
+                break
+        return total.value
 
 
 def main(case_file: str, events_file: str) -> None:

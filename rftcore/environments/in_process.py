@@ -12,7 +12,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rftcore.environments import process
 from rftcore.environments.base import Observation, Step
@@ -213,8 +213,8 @@ class _Channel(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # No isinstance: uvloop, which Ray's processes use, has a class of its own.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._read += data

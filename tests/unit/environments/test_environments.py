@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from rftcore.environments import (
     EnvironmentFailedError,
@@ -82,6 +83,16 @@ def test_an_episode_takes_its_actions_in_a_process_of_its_own(run):
     first, one, two = run(test)
     assert (first.state, one.state, one.observation.state, two.reward) == ("0", "1", "1", 1.0)
     assert not one.ended and two.terminated and two.next_role == "agent"
+
+
+def test_an_episode_in_uvloop_which_ray_s_processes_use():
+    async def test():
+        async with open_environment(ACTING, base_dir=HERE) as environment:
+            await environment.reset("task", 7)
+            return await environment.step("a")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(test()).observation.state == "1"
 
 
 def test_equal_seeds_begin_alike_though_random_is_global(run):
