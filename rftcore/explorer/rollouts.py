@@ -254,7 +254,10 @@ class RolloutRunner:
         try:
             return await self._run_workflow(task, model)
         except OF_A_USER as raised:
-            if not model.turns or not holds(raised, LimitReachedError):
+            if not holds(raised, LimitReachedError):
+                raise
+            await model.finish_open()
+            if not model.turns:
                 raise
             steps = dict[str | None, list[float]]()
             for recorded in (turn.sequence for turn in model.turns if "step_reward" in turn.sequence.arrays):

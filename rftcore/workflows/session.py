@@ -86,12 +86,6 @@ class Session:
         """Whether the policy has answered."""
         return any(node.prompt is not None for node in self._nodes)
 
-    @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens of all answers of the policy."""
-        sampled = [node.turn.sequence for node in self._nodes if node.prompt is not None]
-        return sum(len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in sampled)
-
     def prompt(
         self,
         tokenizer: Any,

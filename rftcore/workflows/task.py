@@ -15,10 +15,10 @@ from rftcore.tools.chat_template import answer_parser
 from rftcore.tools.tool import Tool
 from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
-from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
+from rftcore.workflows.limits import NO_LIMITS, Allowance, LimitReachedError, Limits
 from rftcore.workflows.prompts import Prompts
 from rftcore.workflows.sampling import SamplingChanges, changed
-from rftcore.workflows.session import Session
+from rftcore.workflows.session import Prompt, Session
 from rftcore.workflows.turn import TokenValues, Turn
 from rftdata.errors import RftError
 from rftdata.experience import Sequence
@@ -165,12 +165,11 @@ class Model:
     ) -> None:
         self._sampler = sampler
         self._decoding = decoding
-        self._limits = limits
+        self._allowance = Allowance(limits)
         self._others = others
         self._session = Session(prompts)
         self._open: set[asyncio.Task[Generation]] = set()
-        self._num_begun = 0
-        self._reached: LimitReachedError | None = None
+        self._begun: set[asyncio.Future[None]] = set()
 
     @property
     def turns(self) -> list[Turn]:
@@ -185,7 +184,7 @@ class Model:
     @property
     def stop_reason(self) -> str | None:
         """The limit that was reached, one of `STOP_REASONS`; None while there is none."""
-        return None if self._reached is None else self._reached.reason
+        return self._allowance.stop_reason
 
     def other(self, name: str) -> OtherModel:
         """Return a model of `explorer.models`, which is not trained: `await model.other("judge").chat(messages)` is its answer, a text.
@@ -225,8 +224,8 @@ class Model:
             sampling: changes of the sampling parameters, see `SamplingChanges`.
 
         Raises:
-            LimitReachedError: the rollout has no turns, tokens, context or time left.
-            RftError: a parameter is not valid, or a first prompt does not fit into the context.
+            LimitReachedError: the rollout has no turns, tokens or time left, or the chat has no room in the context.
+            RftError: a parameter is not valid, or the prompt does not fit into the context and the rollout has no answer.
             ConfigError: the chat template cannot carry tools.
         """
         given = MESSAGES_ALONE
@@ -241,7 +240,7 @@ class Model:
         """Answer a chat n times, each a branch of its own; options as for `chat`.
 
         Raises:
-            LimitReachedError: a limit allows fewer answers. If the rollout has no answer yet, those within the limit are kept.
+            LimitReachedError: a limit allows fewer answers. Those that have begun are finished before, and kept as turns.
             RftError: see `chat`; of several errors, that of the first answer.
         """
         if n < 1:
@@ -250,8 +249,7 @@ class Model:
         try:
             return await asyncio.gather(*requests)
         except LimitReachedError:
-            if not self._session.has_sampled:
-                await asyncio.wait(requests)
+            await asyncio.wait(requests)
             raise
         finally:
             for request in requests:
@@ -264,60 +262,41 @@ class Model:
         """
         if not self._open or not self._session.has_sampled:
             return False
-        self._reached = LimitReachedError(reason, what)
+        self._allowance.reached = LimitReachedError(reason, what)
         for generation in self._open:
             generation.cancel()
         return True
 
+    async def finish_open(self) -> None:
+        """Wait for the requests that a workflow has left open."""
+        while self._begun:
+            await asyncio.wait(self._begun)
+
     async def _chat(self, request: _Request) -> Turn:
-        decoding = self._within_limits(request.decoding)
-        self._num_begun += 1
-        prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given, request.role)
-        generation = await self._generation(prompt.token_ids, decoding)
-        num_prompt = len(prompt.token_ids)
-        parsed = None if request.parse is None else request.parse(generation.text)
-        turn = Turn(
-            copied(request.messages),
-            generation.text,
-            generation.finish_reason,
-            Sequence(
-                prompt=prompt.text,
-                response=generation.text,
-                token_ids=prompt.token_ids + generation.token_ids,
-                num_prompt_tokens=num_prompt,
-                finish_reason=generation.finish_reason,
-                behavior_logprobs=generation.logprobs,
-                loss_mask=_loss_mask(request, decoding, generation),
-                policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
-                role=request.role,
-            ),
-            parsed,
-        )
-        turn.sequence.messages = [*request.messages, turn.message]
-        return self._session.add(turn, prompt)
+        ended = asyncio.get_running_loop().create_future()
+        self._begun.add(ended)
+        try:
+            return await self._answered(request)
+        except PromptTooLongError as error:
+            self._begun.discard(ended)
+            if not self._session.has_sampled:
+                await self.finish_open()
+            if not self._session.has_sampled:
+                raise
+            raise self._allowance.fill_chat(error.what) from error
+        finally:
+            self._begun.discard(ended)
+            ended.set_result(None)
 
-    def _within_limits(self, decoding: Decoding) -> Decoding:
-        """Return sampling parameters that keep within the limit on tokens.
-
-        Raises:
-            LimitReachedError: no turn or token is left.
-        """
-        max_turns, max_tokens = self._limits.max_turns, self._limits.max_rollout_tokens
-        if self._reached is not None:
-            raise self._reached
-        if max_turns is not None and self._num_begun >= max_turns:
-            self._reached = LimitReachedError(
-                "max_turns", f"the rollout has had its {max_turns} turns (explorer.max_turns)"
-            )
-            raise self._reached
-        if max_tokens is None:
-            return decoding
-        left = max_tokens - self._session.num_sampled_tokens
-        if left <= 0:
-            what = f"the rollout has sampled its {max_tokens} tokens (explorer.max_rollout_tokens)"
-            self._reached = LimitReachedError("max_rollout_tokens", what)
-            raise self._reached
-        return replace(decoding, max_tokens=min(decoding.max_tokens, left))
+    async def _answered(self, request: _Request) -> Turn:
+        max_tokens, num_sampled = await self._allowance.begin_turn(request.decoding.max_tokens), 0
+        try:
+            prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given, request.role)
+            generation = await self._generation(prompt.token_ids, replace(request.decoding, max_tokens=max_tokens))
+            num_sampled = len(generation.token_ids)
+        finally:
+            self._allowance.end_turn(max_tokens, num_sampled)
+        return self._session.add(_turn(request, prompt, generation), prompt)
 
     async def _generation(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         generation = asyncio.ensure_future(self._sampler.generate(prompt_token_ids, decoding))
@@ -325,16 +304,11 @@ class Model:
         try:
             return await generation
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._reached is not None and generation.cancelled() and not (task is not None and task.cancelling()):
-                raise self._reached from None
+            task, reached = asyncio.current_task(), self._allowance.reached
+            if reached is not None and generation.cancelled() and not (task is not None and task.cancelling()):
+                raise reached from None
             generation.cancel()
             raise
-        except PromptTooLongError as error:
-            if not self._session.has_sampled:
-                raise
-            self._reached = LimitReachedError("context_length", error.what)
-            raise self._reached from error
         finally:
             self._open.discard(generation)
 
@@ -361,10 +335,33 @@ class Model:
         return self._session.add(Turn(before, content_text(last), "stop", sequence))
 
 
-def _loss_mask(request: _Request, decoding: Decoding, generation: Generation) -> list[bool] | None:
+def _turn(request: _Request, prompt: Prompt, generation: Generation) -> Turn:
+    num_prompt = len(prompt.token_ids)
+    turn = Turn(
+        copied(request.messages),
+        generation.text,
+        generation.finish_reason,
+        Sequence(
+            prompt=prompt.text,
+            response=generation.text,
+            token_ids=prompt.token_ids + generation.token_ids,
+            num_prompt_tokens=num_prompt,
+            finish_reason=generation.finish_reason,
+            behavior_logprobs=generation.logprobs,
+            loss_mask=_loss_mask(request, generation),
+            policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
+            role=request.role,
+        ),
+        None if request.parse is None else request.parse(generation.text),
+    )
+    turn.sequence.messages = [*request.messages, turn.message]
+    return turn
+
+
+def _loss_mask(request: _Request, generation: Generation) -> list[bool] | None:
     if not request.train:
         return [False] * len(generation.token_ids)
-    return None if decoding.structure is None else _choices(generation.logprobs)
+    return None if request.decoding.structure is None else _choices(generation.logprobs)
 
 
 def _choices(logprobs: list[float]) -> list[bool] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -117,6 +118,76 @@ def test_first_answers_within_a_limit_are_kept_if_the_limit_allows_fewer_than_as
     assert [s.fork for s in model.sequences()] == [None, "branch"] and model.stop_reason == "max_turns"
 
 
+def test_a_limit_after_an_earlier_answer_keeps_the_answers_that_have_begun() -> None:
+    model = Model(Spy(chat_tokenizer("qwen2_5")), Decoding(), limits=Limits(max_turns=3))
+
+    async def run() -> None:
+        await model.chat(asked("a"))
+        await model.chats(asked("b"), 3)
+
+    with pytest.raises(LimitReachedError, match="has had its 3 turns"):
+        asyncio.run(run())
+    assert len(model.turns) == 3 and model.stop_reason == "max_turns"
+
+
+class Slow(Spy):
+    """Uses a share of the tokens that each request may sample, some time after it began, and keeps how many all open requests might sample."""
+
+    share, may_sample, most = 1.0, 0, 0
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        self.may_sample += decoding.max_tokens
+        self.most = max(self.most, self.may_sample + self.num_sampled)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.may_sample -= decoding.max_tokens
+        self.answers = [([5] * math.ceil(self.share * decoding.max_tokens), "length")]
+        return await super().generate(prompt_token_ids, decoding)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(generation.token_ids) for _, generation in self.received)
+
+
+@pytest.mark.parametrize(("share", "num_tokens"), [(1.0, [6, 4]), (0.5, [3, 3, 2, 1, 1])])
+def test_requests_side_by_side_never_sample_more_than_the_limit_and_as_much_as_one_after_the_other(
+    share: float, num_tokens: list[int]
+) -> None:
+    async def side_by_side(model: Model) -> None:
+        await model.chats(asked("a"), 9)
+
+    async def in_order(model: Model) -> None:
+        for _ in range(9):
+            await model.chat(asked("a"))
+
+    for ask in (side_by_side, in_order):
+        spy = Slow(chat_tokenizer("qwen2_5"))
+        spy.share = share
+        model = Model(spy, Decoding(max_tokens=6), limits=Limits(max_rollout_tokens=10))
+        with pytest.raises(LimitReachedError, match="has sampled its 10 tokens"):
+            asyncio.run(ask(model))
+        assert [len(turn.response_token_ids) for turn in model.turns] == num_tokens
+        assert spy.most <= 10 and model.stop_reason == "max_rollout_tokens"
+
+
+def test_a_failed_request_returns_the_tokens_that_it_reserved() -> None:
+    model = Model(Slow(chat_tokenizer("qwen2_5")), Decoding(max_tokens=6), limits=Limits(max_rollout_tokens=6))
+
+    def refuse(text: str) -> dict[str, Any]:
+        raise ValueError("no")
+
+    async def run() -> None:
+        request = asyncio.ensure_future(model.chat(asked("a")))
+        await asyncio.sleep(0)
+        request.cancel()
+        await model.chat(asked("b"), parse=refuse)
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(run())
+    with pytest.raises(LimitReachedError):  # the answer that was not parsed has sampled all tokens
+        asyncio.run(_twice(model))
+
+
 @pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "llama3_1"])
 def test_a_chat_with_calls_of_tools_is_extended_token_for_token(template: str) -> None:
     spy = Spy(chat_tokenizer(template))
@@ -200,6 +271,31 @@ def test_a_prompt_beyond_the_context_ends_a_rollout_only_after_an_answer() -> No
     with pytest.raises(PromptTooLongError):
         asyncio.run(_twice(model))
     assert model.stop_reason is None
+
+
+def test_a_chat_beyond_the_context_leaves_other_chats_and_roles_their_turns() -> None:
+    class Short(Spy):
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            if len(prompt_token_ids) > 300:
+                raise PromptTooLongError("a long prompt does not fit")
+            return await super().generate(prompt_token_ids, decoding)
+
+    model = Model(Short(chat_tokenizer("qwen2_5")), Decoding(), limits=Limits(max_turns=4))
+
+    async def run() -> None:
+        # The first answer of the rollout is sampled while a chat without room waits for it.
+        outcomes = await asyncio.gather(
+            model.chat(asked("x y " * 300), role="x"), model.chat(asked("a"), role="o"), return_exceptions=True
+        )
+        assert isinstance(outcomes[0], LimitReachedError) and outcomes[0].reason == "context_length"
+        await model.chat(asked("b"), role="o")
+        await model.chat(asked("short"), role="x")
+        assert model.stop_reason == "context_length"
+        await model.chat(asked("c"), role="o")
+
+    with pytest.raises(LimitReachedError, match="has had its 4 turns"):
+        asyncio.run(run())
+    assert [turn.sequence.role for turn in model.turns] == ["o", "o", "x"] and model.stop_reason == "max_turns"
 
 
 async def _twice(model: Model) -> None:

@@ -106,6 +106,17 @@ def test_a_limit_keeps_the_rewards_so_far() -> None:
     assert [sequence.arrays["step_reward"].tolist() for sequence in rollout.sequences] == [[-0.125], [0.0]]
 
 
+def test_a_limit_that_one_request_reaches_keeps_the_answers_of_those_beside_it() -> None:
+    async def both(task: Task, model: Model, score: Any) -> Score:
+        await model.chat(asked("a"), role="x")
+        await asyncio.gather(model.chat(asked("b"), role="o"), model.chat(asked("c"), role="x"))
+        return Score(0.0)
+
+    rollout = rolled_out(Spy(chat_tokenizer("qwen2_5")), both, judged, limits=Limits(max_turns=2))
+    assert (rollout.outcome, rollout.stop_reason, rollout.reward) == ("ok", "max_turns", 0.5)
+    assert [sequence.role for sequence in rollout.sequences] == ["x", "o"]
+
+
 def test_roles_never_share_a_sequence_even_where_one_s_chat_begins_with_the_other_s() -> None:
     spy = Spy(chat_tokenizer("qwen2_5"))
 
