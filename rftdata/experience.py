@@ -84,6 +84,12 @@ class Sequence:
     def num_turns(self) -> int:
         return len(self.arrays[TURNS]) if TURNS in self.arrays else 1
 
+    def first_turn(self, num_before: int) -> int:
+        """Return the number of its first turn in the rollout, whose sequences before it have `num_before` turns."""
+        if self.turn_index is not None:
+            return self.turn_index
+        return int(self.arrays[TURNS][0, 2]) if TURNS in self.arrays else num_before
+
     def turn_numbers(self, turn_index: int) -> list[int]:
         """Return the number of each of its turns in the rollout; `turn_index` is that of the first."""
         return [int(number) for number in self.arrays[TURNS][:, 2]] if TURNS in self.arrays else [turn_index]
@@ -103,14 +109,26 @@ class Sequence:
         return int(np.count_nonzero(self.loss_mask))
 
 
+@dataclass(frozen=True)
+class AbandonedTry:
+    """A try of a rollout that was given up.
+
+    Attributes:
+        error: a failure of the infrastructure, or the loss of an explorer whose answers could not all be taken over.
+        chats: what it had sampled, see `rftdata.writing.chats`. Of a lost explorer, the answers that were not taken over.
+    """
+
+    error: str
+    chats: list[dict[str, Any]] = field(default_factory=list)
+
+
 @dataclass
 class Rollout:
     """One rollout. A failed one keeps its error and its turns so far.
 
     Attributes:
         stop_reason: the limit that ended it, one of `STOP_REASONS`; None if its workflow ended it, or it failed.
-        try_errors: why earlier tries were given up, the first first: errors of the infrastructure, or the loss of an explorer whose answers
-            could not all be taken over. None if it is the first try.
+        tries: those that were given up, the first first.
     """
 
     index: int
@@ -121,7 +139,7 @@ class Rollout:
     seconds: float = 0.0
     error: str | None = None
     stop_reason: str | None = None
-    try_errors: list[str] | None = None
+    tries: list[AbandonedTry] = field(default_factory=list)
 
     @property
     def num_turns(self) -> int:
@@ -331,6 +349,12 @@ def _validate_turns(turns: Array, s: Sequence) -> None:
     if numbers[0] < 0 or (np.diff(numbers) <= 0).any():
         raise RftError(
             "the turns of a sequence must have ascending numbers", value=numbers[:10].tolist(), allowed="0, 1, 2, …"
+        )
+    if s.turn_index not in (None, numbers[0]):
+        raise RftError(
+            "the turn_index of a sequence is not the number of its first turn",
+            value=s.turn_index,
+            allowed=str(numbers[0]),
         )
 
 

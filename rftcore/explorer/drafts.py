@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftdata.errors import EngineStoppedError, RftError
+from rftdata.experience import AbandonedTry
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.planning.partial import Part, PartialAnswer, keep
 from rftdata.run import Run
@@ -89,8 +90,8 @@ class RolloutDraft:
         """The engine's tokenizer."""
         return self._engine.tokenizer
 
-    def begun_again(self, changing: Iterable[str]) -> str | None:
-        """Return why answers of an earlier claim were sampled again, once the rollout has ended; None if none was.
+    def begun_again(self, changing: Iterable[str]) -> AbandonedTry | None:
+        """Return the answers of an earlier claim that were sampled again, with the cause, once the rollout has ended; None if none was.
 
         Args:
             changing: names of the environments that are not deterministic.
@@ -99,10 +100,22 @@ class RolloutDraft:
             return None
         names = ", ".join(map(repr, sorted(changing)))
         why = f"the environment {names} is not deterministic" if names else "the workflow made other requests"
-        return (
+        error = (
             f"its explorer was lost; {self._num_kept - len(self._kept)} of {self._num_kept} answers were taken over, and the others sampled again, "
             f"because {why}"
         )
+        return AbandonedTry(error, [self._chat(self._kept[index]) for index in sorted(self._kept)])
+
+    def _chat(self, answer: PartialAnswer) -> dict[str, Any]:
+        """Return an answer as `rftdata.writing.chats` does. Its prompt was not kept."""
+        text = AnswerText(self.tokenizer)(answer.token_ids, ended=answer.finish_reason == "stop")
+        return {
+            "messages": [{"role": "assistant", "content": text}],
+            "fork": None,
+            "role": None,
+            "finish_reason": answer.finish_reason or "abort",
+            "turns": [{"turn": answer.generation_index, "num_tokens": len(answer.token_ids)}],
+        }
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         """Sample one response, or continue one; see `Engine.generate`."""

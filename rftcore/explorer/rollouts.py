@@ -36,10 +36,11 @@ from rftcore.workflows.limits import NO_LIMITS, LimitReachedError, Limits
 from rftcore.workflows.prompts import Prompts, Thoughts
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Turn, Workflow
 from rftdata.errors import RftError
-from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
+from rftdata.experience import AbandonedTry, Baseline, Group, Rollout, Sequence, successes_and_trials
 from rftdata.limits import LARGEST_REWARD
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
+from rftdata.writing.chats import chat_of
 from rftdata.writing.rollout_check import check_rollout
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,15 @@ _PAUSES_S = (1.0, 5.0)
 
 
 class _TryAgainError(Exception):
-    """The infrastructure failed in a rollout."""
+    """The infrastructure failed in a rollout.
+
+    Args:
+        tried: what is kept of the try.
+    """
+
+    def __init__(self, tried: AbandonedTry) -> None:
+        super().__init__(tried.error)
+        self.tried = tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,24 +186,24 @@ class RolloutRunner:
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
-        sampler, errors, rollout = self._sampler(index, claimed), list[str](), None
+        sampler, tries, rollout = self._sampler(index, claimed), list[AbandonedTry](), None
         with self._environments() as changing:
             while rollout is None:
                 try:
                     async with self.slots.rollout() as slot:
                         known = prompts or Prompts(self.thoughts)
                         model = Model(slot.sampler(sampler), decoding, known, self.limits, self.others)
-                        task, is_last = replace(task, rollout_index=index), len(errors) == len(_PAUSES_S)
+                        task, is_last = replace(task, rollout_index=index), len(tries) == len(_PAUSES_S)
                         rollout = await self._try(task, index, model, last=is_last)
                 except _TryAgainError as again:
                     logger.warning("a rollout of task %r of %r is tried again: %s", task.task_key, task.taskset, again)
-                    pause_s = _PAUSES_S[len(errors)] * random.uniform(0.5, 1.5)
-                    errors.append(str(again))
+                    pause_s = _PAUSES_S[len(tries)] * random.uniform(0.5, 1.5)
+                    tries.append(again.tried)
                     await asyncio.sleep(pause_s)
         if turns is not None:
             turns[index] = model.turns
         lost = sampler.begun_again(changing) if isinstance(sampler, RolloutDraft) else None
-        return replace(rollout, try_errors=[*([] if lost is None else [lost]), *errors] or None)
+        return replace(rollout, tries=[*([] if lost is None else [lost]), *tries])
 
     @contextmanager
     def _environments(self) -> Iterator[Collection[str]]:
@@ -236,7 +245,7 @@ class RolloutRunner:
             if holds(raised, *OF_THE_RUN):
                 raise
             if not last and holds(raised, InfrastructureError):
-                raise _TryAgainError(describe(raised)) from raised
+                raise _TryAgainError(_abandoned(describe(raised), model)) from raised
             outcome, error = outcome_of(raised, limit if clock.expired else None)
             self.on_failure(error, user_stack(raised))
         failed = Rollout(index, outcome, error=error)
@@ -295,6 +304,16 @@ def _recorded(rollout: Rollout, model: Model, score: Score | None, started: floa
     rollout = replace(rollout, sequences=sequences, seconds=time.monotonic() - started)
     check_rollout(rollout)
     return rollout
+
+
+def _abandoned(error: str, model: Model) -> AbandonedTry:
+    """Return what is kept of a try that is given up: its error alone, if its turns cannot be stored."""
+    try:
+        tried = AbandonedTry(error, [chat_of(sequence) for sequence in model.sequences()])
+        check_rollout(Rollout(0, "failed", tries=[tried]))
+    except Exception:  # noqa: BLE001 - a workflow may have changed its turns; the rollout begins again in any case
+        return AbandonedTry(error)
+    return tried
 
 
 def checked_score(score: object, task: Task) -> Score:

@@ -64,7 +64,7 @@ def _numbered(rollout: Rollout) -> Iterator[tuple[int, Trained]]:
     """Yield the sequences of a rollout with the number of their first turn, as the writer counts it."""
     num_turns = 0
     for sequence in rollout.sequences:
-        yield num_turns if sequence.turn_index is None else sequence.turn_index, sequence
+        yield sequence.first_turn(num_turns), sequence
         num_turns += sequence.num_turns
 
 

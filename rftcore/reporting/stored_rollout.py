@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rftcore.model_folder import stored_model
 from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn, finite, named, number
-from rftdata.reports.stored_rollouts import StoredAnswer, StoredExperience, StoredGroup, StoredRollout
+from rftdata.reports.stored_rollouts import StoredAnswer, StoredExperience, StoredGroup, StoredRollout, StoredTry
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,6 +35,32 @@ def print_rollout(printer: RolloutPrinter, rollout: StoredRollout) -> None:
     for experience in rollout.experiences:
         printer.line("")
         printer.sequence(shown_experience(experience))
+    for place, tried in enumerate(rollout.tries):
+        for chat in tried.chats:
+            printer.line("")
+            printer.sequence(_shown_try(f"try {place + 1}, given up and never trained on", chat))
+
+
+def _shown_try(heading: str, chat: Mapping[str, Any]) -> ShownSequence:
+    return ShownSequence(
+        heading=heading,
+        facts=[],
+        messages=chat.get("messages") or [],
+        prompt="",
+        response="",
+        token_ids=None,
+        num_prompt_tokens=0,
+        loss_mask=None,
+        logprobs=None,
+        turns=(),
+    )
+
+
+def _sampled(tried: StoredTry) -> str:
+    """Return how much a try had sampled; nothing if it had not."""
+    turns = [turn for chat in tried.chats for turn in chat["turns"]]
+    num_tokens = sum(turn.get("num_tokens", 0) for turn in turns)
+    return f" after {len(turns)} turn{'' if len(turns) == 1 else 's'} of {num_tokens} tokens" if turns else ""
 
 
 def _facts_of_rollout(rollout: StoredRollout) -> list[str]:
@@ -47,7 +73,7 @@ def _facts_of_rollout(rollout: StoredRollout) -> list[str]:
         facts.append(f"right answer: {rollout.answer}")
     if rollout.error is not None:
         facts.append(f"error: {rollout.error}")
-    facts += [f"an earlier try failed: {error}" for error in rollout.try_errors or ()]
+    facts += [f"an earlier try was given up{_sampled(tried)}: {tried.error}" for tried in rollout.tries]
     return facts
 
 

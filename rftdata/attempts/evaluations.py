@@ -15,14 +15,14 @@ from typing import Any
 
 from rftdata.attempts.attempt import Attempt
 from rftdata.errors import ConfigError
-from rftdata.experience import TURNS, Rollout, last_sequence
-from rftdata.experience import Sequence as Trained
+from rftdata.experience import Rollout, last_sequence
 from rftdata.pipeline.purged import PURGED
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
+from rftdata.writing.chats import chat_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,25 +94,8 @@ class Answer:
             seconds=rollout.seconds,
             reward_parts=last.reward_parts if last else {},
             metrics={name: value for sequence in answered for name, value in sequence.metrics.items()},
-            chats=[_chat(sequence) for sequence in rollout.sequences],
+            chats=[chat_of(sequence) for sequence in rollout.sequences],
         )
-
-
-def _chat(sequence: Trained) -> dict[str, Any]:
-    """Return what is kept of a branch of a rollout's chats."""
-    whole = [[sequence.num_prompt_tokens, len(sequence.token_ids), sequence.turn_index or 0]]
-    bounds = sequence.arrays[TURNS].tolist() if TURNS in sequence.arrays else whole
-    rewards = sequence.arrays.get("step_reward")
-    turns = [{"turn": turn, "num_tokens": end - start} for start, end, turn in bounds]
-    if rewards is not None:
-        turns = [{**turn, "step_reward": float(reward)} for turn, reward in zip(turns, rewards, strict=True)]
-    return {
-        "messages": sequence.messages,
-        "fork": sequence.fork,
-        "role": sequence.role,
-        "finish_reason": sequence.finish_reason,
-        "turns": turns,
-    }
 
 
 _COLUMNS = tuple(each.name for each in fields(Answer))

@@ -61,7 +61,7 @@ SCHEMA = pa.schema(
         ("seconds", pa.float64()),
         ("error", pa.string()),
         ("stop_reason", pa.string()),
-        ("try_errors", pa.list_(pa.string())),
+        ("tries", pa.string()),
         ("experience_id", pa.int64()),
         ("turn_index", pa.int32()),
         ("source", pa.string()),
@@ -92,7 +92,7 @@ SCHEMA = pa.schema(
         ("arrays", pa.list_(_ARRAY)),
     ]
 )
-JSON_COLUMNS = ("baseline", "task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
+JSON_COLUMNS = ("baseline", "tries", "task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 # Columns that need a value in every row, and in every row with an experience. The others may be missing or empty.
 REQUIRED = (

@@ -16,7 +16,7 @@ from rftdata.errors import QueryError, RftError
 from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
 from rftdata.exchange.formats import read
 from rftdata.exchange.row_checks import OF_GROUP, OF_ROLLOUT, check_group_columns, check_row
-from rftdata.experience import Baseline, Group, Rollout, Sequence, validate
+from rftdata.experience import AbandonedTry, Baseline, Group, Rollout, Sequence, validate
 from rftdata.origin import GroupOrigin, LabelRecord, SequenceOrigin
 from rftdata.segments.codec import check_further_arrays
 
@@ -120,7 +120,7 @@ def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Gro
                 seconds=float(row["seconds"]),
                 error=row["error"],
                 stop_reason=row["stop_reason"],
-                try_errors=row["try_errors"],
+                tries=[AbandonedTry(**tried) for tried in _json(row["tries"] or "[]")],
             )
         if row["experience_id"] is not None:
             rollouts[index].sequences.append(_sequence(row, batches))

@@ -46,7 +46,7 @@ OF_GROUP = (
     "task_features",
 )
 _OF_EXPERIENCE = SCHEMA.names[SCHEMA.names.index("experience_id") + 1 :]
-OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason", "try_errors")
+OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason", "tries")
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]
@@ -85,6 +85,8 @@ def check_row(row: Row) -> None:
     for name in _NUMBERS:
         _finite(f"the column {name}", row[name])
     _check_seconds("the column seconds", row["seconds"])
+    if row["tries"] is not None:
+        _check_tries(_parsed("tries", row["tries"]))
     if row["experience_id"] is None:
         _check_alone(row)
     else:
@@ -247,6 +249,23 @@ def _check_baseline(value: Any) -> None:
         check_integer(f"{where}: policy_version_min", value["policy_version_min"], INT8)
     if not isinstance(value.get("reward_parts", {}), dict):
         raise RftError(f"{where}: reward_parts is not a JSON object", value=type(value["reward_parts"]).__name__)
+
+
+def _check_tries(value: Any) -> None:
+    """Refuse tries that are not of the form in which `rft.rollout.tries` has them."""
+    is_valid = isinstance(value, list) and all(
+        isinstance(tried, dict)
+        and tried.keys() == {"error", "chats"}
+        and isinstance(tried["error"], str)
+        and isinstance(tried["chats"], list)
+        and all(isinstance(chat, dict) and isinstance(chat.get("turns"), list) for chat in tried["chats"])
+        for tried in value
+    )
+    if not is_valid:
+        raise RftError(
+            "the column tries is not valid",
+            allowed="a list of objects with error, a text, and chats, a list of objects with turns",
+        )
 
 
 def _is_finite_number(value: Any) -> bool:

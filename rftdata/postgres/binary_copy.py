@@ -24,10 +24,6 @@ _ROWS_AT_ONCE = 32
 _LENGTH = Struct(">i")
 _INT8 = Struct(">iq")
 _FLOAT8 = Struct(">id")
-# Number of dimensions, whether there are NULLs, type of the elements, and of the dimension its length and first index.
-_ARRAY = Struct(">iiIii")
-_TEXT_OID = 25
-_NO_TEXTS = Struct(">iiiI").pack(12, 0, 0, _TEXT_OID)
 
 
 def int8(value: int | None) -> bytes:
@@ -43,15 +39,6 @@ def float8(value: float | None) -> bytes:
 def text(value: str | None) -> bytes:
     """Encode a text or enum field; characters that text cannot hold are replaced."""
     return NULL if value is None else binary(_utf8(value))
-
-
-def texts(values: list[str] | None) -> bytes:
-    """Encode a field of type text[]."""
-    if values is None:
-        return NULL
-    if not values:
-        return _NO_TEXTS
-    return binary(_ARRAY.pack(1, 0, _TEXT_OID, len(values), 1) + b"".join(map(text, values)))
 
 
 @cache
@@ -100,7 +87,7 @@ ROLLOUT_COLUMNS = (
     "reward",
     "error",
     "stop_reason",
-    "try_errors",
+    "tries",
 )
 _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 
@@ -153,7 +140,7 @@ def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
         + float8(r.reward)
         + text(r.error)
         + (NULL if r.stop_reason is None else word(r.stop_reason))
-        + texts(r.try_errors)
+        + (binary(jsonb_bytes([vars(tried) for tried in r.tries])) if r.tries else NULL)
     )
 
 

@@ -122,6 +122,14 @@ class StoredExperience:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredTry:
+    """A try of a rollout that was given up; fields as in `rft.v_rollout_try`. `chats`: empty if purged."""
+
+    error: str
+    chats: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredRollout:
     """A rollout with its experiences; fields as in `rft.rollout`, with its group, run and task.
 
@@ -146,7 +154,7 @@ class StoredRollout:
     num_turns: int
     seconds: float
     error: str | None
-    try_errors: list[str] | None
+    tries: list[StoredTry]
     experience_ids: list[int]
     experiences: list[StoredExperience] = field(default_factory=list)
 
@@ -270,7 +278,9 @@ def stored_group(buffer: Buffer, group_id: int) -> StoredGroup:
 def _facts(database: Database, rollout_ids: Sequence[int]) -> list[StoredRollout]:
     """Return rollouts without their experiences."""
     rows = database.fetch("rollouts_to_show", rollout_ids=list(rollout_ids))
-    return records(StoredRollout, [{**row, "experiences": []} for row in rows])
+    return records(
+        StoredRollout, [{**row, "tries": records(StoredTry, row["tries"]), "experiences": []} for row in rows]
+    )
 
 
 def _experiences(buffer: Buffer, experience_ids: Sequence[int]) -> list[StoredExperience]:

@@ -98,7 +98,7 @@ def _keys(run_id: int, batch: WriteBatch, ids: Row) -> tuple[list[ExperienceKeys
                     rollout_id,
                     ids["segment"],
                     row,
-                    num_turns if sequence.turn_index is None else sequence.turn_index,
+                    sequence.first_turn(num_turns),
                 )
             )
             owners.append(batch.groups[i])

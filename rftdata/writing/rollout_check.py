@@ -32,7 +32,7 @@ def check_rollout(rollout: Rollout) -> None:
         validate((Group([replace(rollout, index=0)], 0, 0),))
         rollout_row(0, 0, rollout)
         for sequence in rollout.sequences:
-            keys = ExperienceKeys(0, 0, 0, 0, 0, 0, sequence.turn_index or 0)
+            keys = ExperienceKeys(0, 0, 0, 0, 0, 0, sequence.first_turn(0))
             experience_row(keys, "explorer", sequence, sequence.parent_id, (text(sequence.prompt), NULL))
     except RftError:
         raise

@@ -11,7 +11,7 @@ ORDER BY run_id, ordinal;
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
        t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
        (to_jsonb(b) - '{group_id, created_at, policy_version_min}'::text[])::text AS baseline,
-       o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error, o.stop_reason::text AS stop_reason, o.try_errors,
+       o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error, o.stop_reason::text AS stop_reason, o.tries::text AS tries,
        e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
        rft.chat(gp.messages, e.response_messages, e.response)::text AS messages,
        e.reward_sampled, e.reward, e.reward_final,

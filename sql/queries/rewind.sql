@@ -145,8 +145,8 @@ copied_rollouts AS MATERIALIZED (
     SELECT c.copy_id AS copy_group_id, o.*, nextval(pg_get_serial_sequence('rft.rollout', 'rollout_id')) AS copy_id
     FROM copied c CROSS JOIN LATERAL (SELECT * FROM rft.rollout WHERE group_id = c.group_id ORDER BY rollout_id OFFSET 0) o),
 rollouts AS (
-    INSERT INTO rft.rollout (rollout_id, group_id, rollout_index, outcome, reward, num_turns, seconds, error, stop_reason, try_errors)
-    SELECT copy_id, copy_group_id, rollout_index, outcome, reward, num_turns, seconds, error, stop_reason, try_errors FROM copied_rollouts),
+    INSERT INTO rft.rollout (rollout_id, group_id, rollout_index, outcome, reward, num_turns, seconds, error, stop_reason, tries)
+    SELECT copy_id, copy_group_id, rollout_index, outcome, reward, num_turns, seconds, error, stop_reason, tries FROM copied_rollouts),
 experiences AS (
     INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,

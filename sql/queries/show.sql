@@ -1,7 +1,7 @@
 -- name: rollouts_to_show (read)
 -- Rollouts with their group, run and task, and the experiences that are stored of them, in the order of their first turns.
 SELECT o.rollout_id, o.group_id, r.run_id, r.name AS run, t.taskset, t.task_key, t.payload ->> 'answer' AS answer, g.explore_step, g.group_size,
-       o.rollout_index, o.outcome::text AS outcome, o.stop_reason::text AS stop_reason, o.reward, o.num_turns, o.seconds, o.error, o.try_errors,
+       o.rollout_index, o.outcome::text AS outcome, o.stop_reason::text AS stop_reason, o.reward, o.num_turns, o.seconds, o.error, coalesce(o.tries, '[]') AS tries,
        coalesce((SELECT array_agg(e.experience_id ORDER BY e.turn_index, e.experience_id) FROM rft.experience e
                  WHERE e.group_id = o.group_id AND e.rollout_id = o.rollout_id), '{}') AS experience_ids
 FROM rft.rollout o

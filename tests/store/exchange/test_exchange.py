@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.errors import ArchivedError, QueryError
-from rftdata.experience import Baseline
+from rftdata.experience import AbandonedTry, Baseline
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader
@@ -33,6 +33,12 @@ from tests.support.store_roles import Roles, own_group, tokens
 
 FORMATS = ["out.parquet", "out.jsonl", "out"]
 TEXT = 'Füße 🦶 \u2028 "quoted" \\n\n\ttab 中文 \U0001f9ea'
+TRIES = [
+    AbandonedTry("lost"),
+    AbandonedTry(
+        TEXT, [{"messages": [{"role": "assistant", "content": TEXT}], "turns": [{"turn": 0, "num_tokens": 3}]}]
+    ),
+]
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "bf16": np.array([1.5, float("nan"), -0.0], dtype=ml_dtypes.bfloat16),
     "image": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
@@ -66,7 +72,7 @@ def full(buffer: Buffer) -> Buffer:
         )
         rollouts = [
             Rollout(0, "ok", 1.0, [first, second], seconds=1.25),
-            Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}", try_errors=["lost", TEXT]),
+            Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}", tries=TRIES),
         ]
         baseline = Baseline.of(Rollout(2, "ok", 0.5, [second, first], seconds=0.25))
         roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token, baseline=baseline))
@@ -106,7 +112,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             row.pop(name)
         for name in ("token_ids", "loss_mask", "behavior_logprobs"):
             row[name] = None if row[name] is None else row[name].tobytes()
-        for name in ("baseline", "messages", "metrics", "reward_parts", "task_payload", "task_features"):
+        for name in ("baseline", "tries", "messages", "metrics", "reward_parts", "task_payload", "task_features"):
             row[name] = None if row[name] is None else json.loads(row[name], parse_int=_number)
         for label in row["labels"] or ():
             label.pop("label_batch_id")

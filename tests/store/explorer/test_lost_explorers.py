@@ -166,7 +166,7 @@ def test_a_kill_costs_the_open_turn_of_a_deterministic_environment(
         for name in ("first", "second")
     )
     rows = buffer.sql(
-        "SELECT e.prompt || e.response AS text, e.num_turns, e.num_trained_tokens, o.outcome::text AS outcome, o.reward, o.try_errors"
+        "SELECT e.prompt || e.response AS text, e.num_turns, e.num_trained_tokens, o.outcome::text AS outcome, o.reward, o.tries"
         " FROM rft.v_experience e JOIN rft.rollout o USING (group_id, rollout_index) ORDER BY e.rollout_index"
     ).to_pylist()
     assert [(row["num_turns"], row["num_trained_tokens"], row["outcome"], row["reward"]) for row in rows] == [
@@ -180,13 +180,19 @@ def test_a_kill_costs_the_open_turn_of_a_deterministic_environment(
     if is_same:
         # Half of the third answer, the fourth and the fifth.
         assert sorted(len(text) for _, text in after) == [HELD] * 2 + [TOKENS] * 4
-        assert [row["try_errors"] for row in rows] == [None, None]
+        assert [row["tries"] for row in rows] == [None, None]
     else:
         # The first prompt was the same.
         assert [len(text) for _, text in after] == [TOKENS] * 2 * (TURNS - 1)
-        [[cause], other] = (row["try_errors"] for row in rows)
-        assert other == [cause] and cause == (
+        kept = [row["tries"] for row in rows]
+        assert [len(tries) for tries in kept] == [1, 1]
+        # The second answer and half of the third.
+        tokens = [[turn["num_tokens"] for chat in tried["chats"] for turn in chat["turns"]] for [tried] in kept]
+        assert tokens == [[TOKENS, HELD]] * 2
+        assert all(chat["messages"][0]["content"].strip() for [tried] in kept for chat in tried["chats"])
+        cause = (
             "its explorer was lost; 1 of 3 answers were taken over, and the others sampled again, because the environment"
             f" '{__file__}:Changing' is not deterministic"
         )
+        assert [tried["error"] for [tried] in kept] == [cause] * 2
     assert num(buffer, "rft.partial_tokens") == 0

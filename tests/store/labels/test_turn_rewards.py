@@ -13,16 +13,17 @@ import pytest
 from rftcore.algorithms import build_algorithm
 from rftcore.cli import run_command
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
-from rftdata import Buffer, Group, exchange, labels
+from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.config import RetentionConfig
 from rftdata.errors import QueryError, RftError
+from rftdata.experience import AbandonedTry
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.purge import purge
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.retention import apply
 from rftdata.reports import lineage
 from tests.store.writing.test_turns import TASK, single, walk
-from tests.support.store_roles import Roles, publish_versions, selecting
+from tests.support.store_roles import Roles, publish_versions, selecting, tokens
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def roles(buffer: Buffer) -> Roles:
         roles.plan()
         (claimed,) = roles.claim()
         rollouts = [walk(0.0), single(1, 0.0)]
+        rollouts[0].tries = [AbandonedTry("lost")]
         for sequence in (s for rollout in rollouts for s in rollout.sequences):
             sequence.policy_spans = [(start, roles.version) for start, _ in sequence.policy_spans]
         roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token))
@@ -88,6 +90,20 @@ def test_an_update_writes_labels_and_reopens_the_group(walks: Buffer) -> None:
 def test_facts_of_turns_are_refused_with_a_hint(walks: Buffer, statement: str) -> None:
     with pytest.raises(RftError, match=r"rft.turn_reward holds facts.*UPDATE rft.turn_reward SET reward"):
         walks.sql(statement)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["(3, 1, 0, 0)", "(99, 0, 0, 0)", "(2, 4, 0, 0)", "(4, 0, 0, 0), (4, 1, 0, 0)"],
+    ids=["an experience that has rows", "no experience", "another turn", "more turns"],
+)
+def test_rewards_of_turns_that_the_experience_does_not_have_are_refused(walks: Buffer, rows: str) -> None:
+    before = turns(walks)
+    with walks.writer("walks") as writer:
+        writer.insert(Group([Rollout(0, "ok", 0.0, [tokens(0.0)])], **{**TASK, "task_key": "without"}))
+    with pytest.raises(QueryError, match=r"has not the turns of the inserted rows"):
+        walks.sql(f"INSERT INTO rft.turn_reward (experience_id, turn, reward_sampled, reward) VALUES {rows}")
+    assert turns(walks) == before
 
 
 def test_a_reward_that_trainers_would_read_as_infinite_is_refused(walks: Buffer) -> None:
@@ -183,6 +199,9 @@ def test_a_fork_copies_corrected_rewards_of_turns(roles: Roles) -> None:
     buffer = roles.buffer
     labels.set_turn_rewards(buffer, {(1, 3): 0.25}, author="ada")
     buffer.fork("roles", name="other", step=0, keep_rollouts=True)
+    assert buffer.sql("SELECT run, try, error FROM rft.v_rollout_try ORDER BY rollout_id").to_pylist() == [
+        {"run": run, "try": 1, "error": "lost"} for run in ("roles", "other")
+    ]
     sealed = buffer.sql("SELECT max(experience_id) AS last FROM rft.experience")["last"][0].as_py()
     assert [(key - sealed + 3, *rest) for key, *rest in turns(buffer)[5:]] == turns(buffer)[:5]
 

@@ -24,6 +24,7 @@ from rftdata.attempts.evaluations import (
     plan_evaluations,
 )
 from rftdata.errors import FencedError, PurgedError, QueryError
+from rftdata.experience import AbandonedTry
 from rftdata.maintenance import purge
 from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import CreatedTask, Question, Review, StageRun, Verdicts, dropped
@@ -360,15 +361,16 @@ def test_errors_of_rollouts_without_an_answer_are_purged_with_their_group_or_tas
     roles.insert(Group(failed, secret.group_id, secret.claim_token))
     roles.insert(own_group(task_key="other"))
     half = own_group(task_key="half")
-    half.rollouts[1] = Rollout(1, "failed", None, [], error=SECRET, try_errors=[SECRET, SECRET])
+    tried = AbandonedTry(SECRET, [{"messages": [{"role": "assistant", "content": SECRET}], "turns": []}])
+    half.rollouts[1] = Rollout(1, "failed", None, [], error=SECRET, tries=[tried, tried])
+    half.rollouts[0].tries = [tried]
     roles.insert(half)
     purge.purge(story.buffer, "task_key = 'half'", reason="asked to", author="ada")
     assert story.buffer.sql("SELECT DISTINCT error FROM rft.rollout WHERE error IS NOT NULL ORDER BY 1")[
         "error"
     ].to_pylist() == ["[purged]", SECRET]
-    assert story.buffer.sql("SELECT try_errors FROM rft.rollout WHERE try_errors IS NOT NULL")[
-        "try_errors"
-    ].to_pylist() == [["[purged]"]]
+    tries = story.buffer.sql("SELECT error, chats::text AS chats FROM rft.v_rollout_try").to_pylist()
+    assert tries == [{"error": "[purged]", "chats": "[]"}] * 2
     story.purge()
     check(story)
 

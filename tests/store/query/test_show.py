@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata.experience import Group, Rollout
+from rftdata.experience import AbandonedTry, Group, Rollout
 from rftdata.maintenance.archive import archive
+from rftdata.writing.chats import chat_of
 from tests.support.store_roles import tokens
 
 Shown = tuple[int, str, str]
@@ -54,7 +55,11 @@ def experience(buffer: rftdata.Buffer, tiny_model: Path, monkeypatch: pytest.Mon
     )
     config = {"model": {"path": str(tiny_model)}, "buffer": {"segments": buffer.config.segments}}
     run = buffer.create_run(name="shown", config=config, seed=1, steps=1, pipeline_version="none")
-    rollouts = [Rollout(0, "ok", 1.0, [sequence]), Rollout(1, "failed", None, [], error="ValueError: no \x07 luck")]
+    tried = AbandonedTry("ConnectionError: gone", [chat_of(sequence)])
+    rollouts = [
+        Rollout(0, "ok", 1.0, [sequence], tries=[tried]),
+        Rollout(1, "failed", None, [], error="ValueError: no \x07 luck"),
+    ]
     with buffer.writer(run) as writer:
         writer.insert(Group(rollouts, source="human", taskset="sums", task_key="a", payload={"answer": "2"}))
     return int(buffer.sql("SELECT experience_id FROM rft.experience")["experience_id"][0].as_py())
@@ -105,6 +110,21 @@ def test_a_rollout_without_an_answer_a_group_and_wrong_ids(
     ):
         code, out, err = shown(capsys, *arguments)
         assert (code, out) == (2, "") and what in err, err
+
+
+def test_what_a_try_had_sampled_is_shown_apart_and_read_in_sql(
+    experience: int, buffer: rftdata.Buffer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [row] = buffer.sql(
+        "SELECT rollout_id, try, error, num_turns, num_tokens, messages -> -1 ->> 'content' AS last FROM rft.v_rollout_try"
+    ).to_pylist()
+    assert (row["try"], row["error"], row["num_turns"], row["last"]) == (1, "ConnectionError: gone", 2, "It is 2.")
+    _, out, _ = shown(capsys, "--rollout", row["rollout_id"])
+    assert f"an earlier try was given up after 2 turns of {row['num_tokens']} tokens: ConnectionError: gone" in out
+    told, tried = out.split("try 1, given up and never trained on")
+    assert "It is 2." in told and "It is 2." in tried and "┃" not in tried
+    _, out, _ = shown(capsys, "--rollout", row["rollout_id"], "--json")
+    assert json.loads(out)["tries"][0]["chats"][0]["turns"][0]["step_reward"] == 0.5
 
 
 def test_archived_and_purged_rows_are_shown_with_what_is_left(

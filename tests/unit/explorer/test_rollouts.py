@@ -124,8 +124,11 @@ def test_only_a_failure_of_the_infrastructure_is_tried_again(num_lost: int, monk
         return Score(1.0)
 
     (rollout,) = tried(workflow, engine=Writer())
-    errors = [error.split(" (")[0] for error in rollout.try_errors or ()]
-    assert errors == [f"InfrastructureError: lost {number}" for number in range(1, min(tries, 3))]
+    kept = [
+        (tried.error.split(" (")[0], [chat["messages"][-1]["content"] for chat in tried.chats])
+        for tried in rollout.tries
+    ]
+    assert kept == [(f"InfrastructureError: lost {number}", [f"{number}"]) for number in range(1, min(tries, 3))]
     assert [sequence.response for sequence in rollout.sequences] == [f"{tries}"]
     assert (rollout.outcome, tries) == (("ok", 2) if num_lost == 1 else ("failed", 3))
 

@@ -92,7 +92,10 @@ def test_a_rollout_whose_environment_is_killed_begins_again_in_another(
     name = "tests.unit.environments.acting:KilledOnce"
     rollout = played(spy, environment=name, environment_args={"marker": str(tmp_path / "killed")})
     assert (rollout.outcome, rollout.reward, rollout.num_turns) == ("ok", 11.0, 1)
-    assert rollout.try_errors is not None and "was killed by the system in step 1" in rollout.try_errors[0]
+    [tried] = rollout.tries
+    assert "was killed by the system in step 1" in tried.error
+    assert [message["content"] for message in tried.chats[0]["messages"] if message["role"] == "assistant"] == ["a"]
+    assert [turn["turn"] for turn in tried.chats[0]["turns"]] == [0] and tried.chats[0]["turns"][0]["num_tokens"] > 0
     assert rollout.sequences[0].response == "b"
 
 

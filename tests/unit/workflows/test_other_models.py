@@ -76,7 +76,7 @@ def test_a_model_that_does_not_answer_is_a_failure_of_the_infrastructure(server:
     rollout = rolled(server, asks)
     assert rollout.outcome == "failed"
     assert "the model 'gone' of explorer.models does not answer: HTTP 503" in str(rollout.error)
-    assert len(rollout.try_errors or ()) == 2
+    assert len(rollout.tries) == 2
 
 
 def test_an_unknown_model_ends_the_run_with_the_names_there_are(server: ChatServer) -> None:

@@ -16,6 +16,32 @@ COMMENT ON COLUMN rft.turn_reward.turn IS 'The number of the turn in its rollout
 COMMENT ON COLUMN rft.turn_reward.reward_sampled IS 'The reward that the workflow recorded, immutable; also in the array step_reward.';
 COMMENT ON COLUMN rft.turn_reward.reward IS 'The reward with the latest label applied, which people read and set. The reward of the experience does not follow it.';
 
+-- Which numbers the turns have is in the arrays, which `rft doctor` compares.
+CREATE FUNCTION rft.check_turn_rewards() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    wrong record;
+BEGIN
+    SELECT n.experience_id, n.num_rows, n.first_turn, e.num_turns, e.turn_index INTO wrong
+    FROM (SELECT experience_id, count(*) AS num_rows, min(turn) AS first_turn FROM new_rows GROUP BY experience_id) n
+    LEFT JOIN LATERAL (SELECT num_turns, turn_index FROM rft.experience WHERE experience_id = n.experience_id OFFSET 0) e ON true
+    WHERE (n.num_rows, n.first_turn) IS DISTINCT FROM (e.num_turns, e.turn_index) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'experience % has not the turns of the inserted rows: % from turn %', wrong.experience_id, wrong.num_rows, wrong.first_turn
+            USING ERRCODE = 'check_violation', TABLE = 'turn_reward', SCHEMA = 'rft',
+                DETAIL = CASE WHEN wrong.num_turns IS NULL THEN 'There is no such experience.'
+                              ELSE format('It has num_turns = %s and turn_index = %s.', wrong.num_turns, wrong.turn_index) END,
+                HINT = 'Insert the rows of all turns of an experience in one statement, after its own row.';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION rft.check_turn_rewards() IS 'Trigger: refuses rewards of turns that an experience does not have, and of only some of its turns.';
+CREATE TRIGGER turn_reward_turns AFTER INSERT ON rft.turn_reward REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.check_turn_rewards();
+
 -- A migration reads no arrays. Copies by forks share the segment of their origin, so segments and not experiences are compared.
 ALTER TABLE rft.buffer ADD COLUMN turn_rewards_from bigint NOT NULL DEFAULT 0;
 UPDATE rft.buffer SET turn_rewards_from = (
