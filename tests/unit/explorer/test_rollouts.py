@@ -184,7 +184,7 @@ def test_numbers_of_other_libraries_in_a_score_are_stored_as_plain_ones() -> Non
 
 @pytest.mark.parametrize(
     ("by_role", "outcome"),
-    [({"author": 1.0}, "ok"), ({"author": 1.0, "judge": 0.0}, "ok"), ({"authro": 1.0}, "failed")],
+    [({"author": 1.0}, "ok"), ({"author": 1.0, "judge": 0.0}, "ok"), ({"Author": 1.0}, "failed")],
 )
 def test_a_misspelt_role_is_refused_and_one_that_the_rollout_did_not_reach_is_not(
     by_role: dict[str, float], outcome: str
@@ -197,7 +197,7 @@ def test_a_misspelt_role_is_refused_and_one_that_the_rollout_did_not_reach_is_no
     assert rollout.outcome == outcome
     if outcome == "failed":
         assert re.search(
-            "role that has not answered .got 'authro'.; allowed: author; correct the name", str(rollout.error)
+            "role that has not answered .got 'Author'.; allowed: author; correct the name", str(rollout.error)
         )
 
 
