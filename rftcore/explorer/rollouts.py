@@ -24,11 +24,11 @@ from rftcore.environments import EnvironmentHosts, EnvironmentLimits, environmen
 from rftcore.explorer.drafts import Drafts, RolloutDraft
 from rftcore.explorer.group_rewards import add_group_rewards
 from rftcore.explorer.plain_workflow import run_plain
-from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
+from rftcore.explorer.rollout_errors import ends_rollout_alone, outcome_of
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.score_value import checked_score
 from rftcore.explorer.scorer import Scorer as RewardScorer
-from rftcore.failures import InfrastructureError, describe, user_stack
+from rftcore.failures import InfrastructureError, describe, holds, user_stack
 from rftcore.other_models.models import NO_MODELS, OtherModels
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.tools.tool_boxes import ToolBoxes, tools_of_rollout
@@ -235,14 +235,8 @@ class RolloutRunner:
                 refuse_partly_recorded([turn.sequence for turn in model.turns])
             kept = Rollout(index, reward=score.reward, stop_reason=model.stop_reason)
             return _recorded(kept, model, score, started)
-        except asyncio.CancelledError as raised:
-            task_now = asyncio.current_task()
-            if task_now is None or task_now.cancelling():
-                raise
-            outcome, error = "failed", describe(raised)  # the workflow itself cancelled something
-            self.on_failure(error, user_stack(raised))
-        except OF_A_USER as raised:  # the boundary: errors of a user's code are data
-            if holds(raised, *OF_THE_RUN):
+        except BaseException as raised:  # the boundary: errors of a user's code are data
+            if not ends_rollout_alone(raised):
                 raise
             if not last and holds(raised, InfrastructureError):
                 raise _TryAgainError(_abandoned(describe(raised), model)) from raised
@@ -262,7 +256,7 @@ class RolloutRunner:
         """
         try:
             return await self._run_workflow(task, model)
-        except OF_A_USER as raised:
+        except BaseException as raised:
             if not holds(raised, LimitReachedError):
                 raise
             await model.finish_open()

@@ -338,6 +338,14 @@ async def _group(task: Task, model: Model, score: Scorer) -> Score:
     raise AssertionError("not reached")
 
 
+class _PanicError(BaseException):
+    """As extensions written in Rust raise it."""
+
+
+async def _panics(task: Task, model: Model, score: Scorer) -> Score:
+    raise _PanicError("unreachable")
+
+
 async def _exits(task: Task, model: Model, score: Scorer) -> Score:
     await asyncio.gather(asyncio.to_thread(time.sleep, 0), _exit())
     raise AssertionError("not reached")
@@ -362,6 +370,7 @@ async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
     ("workflow", "outcome", "error"),
     [
         (_group, "timeout", r"blocked the event loop .*\(test_rollouts\.py, line \d+, in loops\)"),
+        (_panics, "failed", r"_PanicError: unreachable \(test_rollouts\.py, line \d+, in _panics\)"),
         (_exits, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exit\)"),
         (_exits_plainly, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exits_plainly\)"),
         (_cancels, "failed", r"CancelledError: .*\(test_rollouts\.py, line \d+, in _cancels\)"),
