@@ -11,7 +11,6 @@ overwrites a later one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,11 +21,11 @@ from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.label_files import read_rewards
 from rftdata.limits import LARGEST_REWARD
+from rftdata.origin import undo_reason, undone_batch
 from rftdata.postgres.database import Connection, Row, execute, fetch
 
 Source = Literal["set", "import", "undo"]  # of rft.label_source
 Key = tuple[int, int | None]  # experience and turn; None for the reward of the experience
-_UNDO = re.compile(r"^undo of label batch (\d+)")
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
     Raises:
         QueryError: the batch does not exist.
     """
-    note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
+    note = undo_reason(label_batch_id, reason)
     with buffer.database.transaction() as connection:
         batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
         if not batch:
@@ -317,9 +316,9 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
 
     stack: list[int] = []
     for label in labels:
-        undone = _UNDO.match(label["reason"] or "")
+        undone = undone_batch(label["reason"])
         restores = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
-        if undone and restores and stack[-1] == int(undone[1]):
+        if restores and stack[-1] == undone:
             stack.pop()
         elif not stack or stack[-1] != label["label_batch_id"]:
             stack.append(label["label_batch_id"])
