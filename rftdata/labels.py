@@ -122,10 +122,10 @@ def set_rollout_reward(
 
 def apply(buffer: Buffer, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
     """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
-    _check(labels)
+    _check(labels)  # before a connection is taken
     with buffer.database.transaction() as connection:
-        _lock(connection, [label.key for label in labels])
-        return _write(connection, labels, author, source)
+        lock(connection, [label.key for label in labels])
+        return write(connection, labels, author=author, source=source)
 
 
 def import_rewards(
@@ -155,30 +155,35 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
     Raises:
         QueryError: the batch does not exist.
     """
-    note = undo_reason(label_batch_id, reason)
     with buffer.database.transaction() as connection:
-        batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
-        if not batch:
-            raise QueryError(
-                "unknown label batch",
-                value=label_batch_id,
-                todo="`rft label history` lists the newest batches",
-            )
-        keys = {(row["experience_id"], row["turn"]) for row in batch}
-        _lock(connection, list(keys))
-        earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
-        labels, overruled, overruled_turns = [], [], []
-        for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
-            if (key, turn) not in keys:
-                continue
-            before = _before(list(rows), label_batch_id)
-            if before is not None:
-                labels.append(RewardLabel(key, before[0], before[1], note, turn))
-            elif turn is None:
-                overruled.append(key)
-            else:
-                overruled_turns.append((key, turn))
-        done = _write(connection, labels, author, "undo")
+        return undo_in(connection, label_batch_id, author=author, reason=reason)
+
+
+def undo_in(connection: Connection, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
+    """Undo a batch in the transaction of the caller; like `undo`."""
+    note = undo_reason(label_batch_id, reason)
+    batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
+    if not batch:
+        raise QueryError(
+            "unknown label batch",
+            value=label_batch_id,
+            todo="`rft label history` lists the newest batches",
+        )
+    keys = {(row["experience_id"], row["turn"]) for row in batch}
+    lock(connection, list(keys))
+    earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
+    labels, overruled, overruled_turns = [], [], []
+    for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
+        if (key, turn) not in keys:
+            continue
+        before = _before(list(rows), label_batch_id)
+        if before is not None:
+            labels.append(RewardLabel(key, before[0], before[1], note, turn))
+        elif turn is None:
+            overruled.append(key)
+        else:
+            overruled_turns.append((key, turn))
+    done = write(connection, labels, author=author, source="undo")
     return replace(done, overruled=tuple(overruled), overruled_turns=tuple(overruled_turns), num_answered=0)
 
 
@@ -219,7 +224,7 @@ def _check(labels: Sequence[RewardLabel]) -> None:
         seen.add(label.key)
 
 
-def _lock(connection: Connection, keys: Sequence[Key]) -> None:
+def lock(connection: Connection, keys: Sequence[Key]) -> None:
     """Lock experiences, then rewards of turns, then their groups and reviews, as every change of them does."""
     fetch(connection, "plan_by_index")
     experience_ids = sorted({key for key, turn in keys if turn is None})
@@ -264,7 +269,14 @@ def _refuse_unknown_turns(connection: Connection, missing: Sequence[tuple[int, i
     )
 
 
-def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, source: Source) -> LabelBatch:
+def write(connection: Connection, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
+    """Write rewards as one batch, in a transaction that has locked them (`lock`).
+
+    Raises:
+        QueryError: a reward is not a finite number, or a row is labelled twice.
+    """
+    if source != "undo":  # which may restore that there was no reward
+        _check(labels)
     # The planner must look rows up by their keys, however few there were at the last ANALYZE, and join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
