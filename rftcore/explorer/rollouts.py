@@ -264,7 +264,7 @@ class RolloutRunner:
                 raise
             steps = dict[str | None, list[float]]()
             for recorded in (turn.sequence for turn in model.turns if "step_reward" in turn.sequence.arrays):
-                steps.setdefault(recorded.role, []).append(float(recorded.arrays["step_reward"][0]))
+                steps.setdefault(recorded.role, []).append(math.fsum(recorded.arrays["step_reward"]))
             last, score = model.turns[-1], await self.scorer(model.turns[-1], task)
             if not steps and not score.parts:
                 raise
