@@ -11,6 +11,7 @@ overwrites a later one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,11 +22,11 @@ from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.label_files import read_rewards
 from rftdata.limits import LARGEST_REWARD
-from rftdata.origin import undo_reason, undone_batch
 from rftdata.postgres.database import Connection, Row, execute, fetch
 
 Source = Literal["set", "import", "undo"]  # of rft.label_source
 Key = tuple[int, int | None]  # experience and turn; None for the reward of the experience
+_UNDO = re.compile(r"^undo of label batch (\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class LabelBatch:
         overruled: rows that an undo left unchanged because they were labelled again later.
         overruled_turns: the same for rewards of turns: experience and turn of each.
         num_answered: open questions about the rows, which setting a reward answers, even the same one.
+        num_annotations: annotations that an undo undid.
+        overruled_annotations: annotations that an undo left, because others superseded them later.
     """
 
     label_batch_id: int
@@ -47,6 +50,8 @@ class LabelBatch:
     overruled: tuple[int, ...] = ()
     overruled_turns: tuple[tuple[int, int], ...] = ()
     num_answered: int = 0
+    num_annotations: int = 0
+    overruled_annotations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,10 @@ def set_rollout_reward(
 
 def apply(buffer: Buffer, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
     """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
-    _check(labels)  # before a connection is taken
+    _check(labels)
     with buffer.database.transaction() as connection:
-        lock(connection, [label.key for label in labels])
-        return write(connection, labels, author=author, source=source)
+        _lock(connection, [label.key for label in labels])
+        return _write(connection, labels, author, source)
 
 
 def import_rewards(
@@ -148,43 +153,58 @@ def import_rewards(
 
 
 def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
-    """Restore the reward that every row of a batch had before, as a new batch.
+    """Restore the reward that every row of a batch had before, and the annotations that stood, as a new batch.
 
-    Rows labelled again since keep the later label and are listed in `overruled`.
+    Rows labelled again since keep the later label and are listed in `overruled`, those of annotations in `overruled_annotations`.
 
     Raises:
         QueryError: the batch does not exist.
     """
+    note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
     with buffer.database.transaction() as connection:
-        return undo_in(connection, label_batch_id, author=author, reason=reason)
+        batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
+        annotated = fetch(connection, "annotations_of_batch", label_batch_id=label_batch_id)
+        if not batch and not annotated:
+            raise QueryError(
+                "unknown label batch",
+                value=label_batch_id,
+                todo="`rft label history` lists the newest batches",
+            )
+        keys = {(row["experience_id"], row["turn"]) for row in batch}
+        _lock(connection, list(keys))
+        earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
+        labels, overruled, overruled_turns = [], [], []
+        for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
+            if (key, turn) not in keys:
+                continue
+            before = _before(list(rows), label_batch_id)
+            if before is not None:
+                labels.append(RewardLabel(key, before[0], before[1], note, turn))
+            elif turn is None:
+                overruled.append(key)
+            else:
+                overruled_turns.append((key, turn))
+        done = _write(connection, labels, author, "undo")
+        undone = _undo_annotations(connection, annotated, label_batch_id, author, reason, done) if annotated else []
+    return replace(
+        done,
+        overruled=tuple(overruled),
+        overruled_turns=tuple(overruled_turns),
+        num_answered=0,
+        num_annotations=sum(not row["is_overruled"] for row in undone),
+        overruled_annotations=tuple(row["undone_id"] for row in undone if row["is_overruled"]),
+    )
 
 
-def undo_in(connection: Connection, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
-    """Undo a batch in the transaction of the caller; like `undo`."""
-    note = undo_reason(label_batch_id, reason)
-    batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
-    if not batch:
-        raise QueryError(
-            "unknown label batch",
-            value=label_batch_id,
-            todo="`rft label history` lists the newest batches",
-        )
-    keys = {(row["experience_id"], row["turn"]) for row in batch}
-    lock(connection, list(keys))
-    earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
-    labels, overruled, overruled_turns = [], [], []
-    for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
-        if (key, turn) not in keys:
-            continue
-        before = _before(list(rows), label_batch_id)
-        if before is not None:
-            labels.append(RewardLabel(key, before[0], before[1], note, turn))
-        elif turn is None:
-            overruled.append(key)
-        else:
-            overruled_turns.append((key, turn))
-    done = write(connection, labels, author=author, source="undo")
-    return replace(done, overruled=tuple(overruled), overruled_turns=tuple(overruled_turns), num_answered=0)
+def _undo_annotations(
+    connection: Connection, annotated: Sequence[Row], of_batch: int, author: str, reason: str | None, done: LabelBatch
+) -> list[Row]:
+    kinds, targets = [row["kind"] for row in annotated], [row["target_id"] for row in annotated]
+    execute(connection, "lock_annotations", kinds=kinds, target_ids=targets)
+    fetch(
+        connection, "label_settings", author=author, reason="", source="undo", label_batch_id=str(done.label_batch_id)
+    )
+    return fetch(connection, "undo_annotations", label_batch_id=of_batch, why=reason)
 
 
 def history(
@@ -224,7 +244,7 @@ def _check(labels: Sequence[RewardLabel]) -> None:
         seen.add(label.key)
 
 
-def lock(connection: Connection, keys: Sequence[Key]) -> None:
+def _lock(connection: Connection, keys: Sequence[Key]) -> None:
     """Lock experiences, then rewards of turns, then their groups and reviews, as every change of them does."""
     fetch(connection, "plan_by_index")
     experience_ids = sorted({key for key, turn in keys if turn is None})
@@ -269,14 +289,7 @@ def _refuse_unknown_turns(connection: Connection, missing: Sequence[tuple[int, i
     )
 
 
-def write(connection: Connection, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
-    """Write rewards as one batch, in a transaction that has locked them (`lock`).
-
-    Raises:
-        QueryError: a reward is not a finite number, or a row is labelled twice.
-    """
-    if source != "undo":  # which may restore that there was no reward
-        _check(labels)
+def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, source: Source) -> LabelBatch:
     # The planner must look rows up by their keys, however few there were at the last ANALYZE, and join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
@@ -328,9 +341,9 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
 
     stack: list[int] = []
     for label in labels:
-        undone = undone_batch(label["reason"])
+        undone = _UNDO.match(label["reason"] or "")
         restores = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
-        if restores and stack[-1] == undone:
+        if undone and restores and stack[-1] == int(undone[1]):
             stack.pop()
         elif not stack or stack[-1] != label["label_batch_id"]:
             stack.append(label["label_batch_id"])

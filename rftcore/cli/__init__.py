@@ -49,7 +49,6 @@ from rftcore.cli import (
     show,
     sql,
     status,
-    studio,
     tasks,
     try_,
 )
@@ -76,7 +75,6 @@ app.command("process")(roles.process)
 app.command("train")(roles.train)
 app.command("eval")(eval_.eval_)
 app.command("status")(status.status)
-app.command("studio")(studio.studio)
 app.command("report")(report.report)
 app.command("sql")(sql.sql)
 app.command("query")(query.query)

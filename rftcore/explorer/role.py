@@ -161,7 +161,7 @@ class Explorer:
             drafts=self.drafts,
             environments=environments_of(self.resolved),
             tools=ToolBoxes(self.resolved.config.base_dir),
-            others=OtherModels(self.config.models, self.usage),
+            others=OtherModels(self.config.models),
             environment_limits=environment_limits_of(self.config),
         )
 

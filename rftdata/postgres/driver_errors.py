@@ -9,12 +9,20 @@ import psycopg
 import psycopg.errors
 from psycopg_pool import PoolTimeout
 
-from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, DiskFullError, QueryError
+from rftdata.errors import (
+    ArchivedError,
+    BufferUnavailableError,
+    ConflictError,
+    DiskFullError,
+    PurgedError,
+    QueryError,
+    RftError,
+)
 from rftdata.postgres.retry import is_unavailable
 from rftdata.uri import redacted
 
-# SQLSTATE of the refusal to change an archived run.
-_ARCHIVED = "RFT02"
+# SQLSTATEs of the schema's own refusals: a change of an archived run, a label for what was purged, and one for what was changed since it was shown.
+_OWN: dict[str, type[RftError]] = {"RFT02": ArchivedError, "RFT03": PurgedError, "RFT04": ConflictError}
 
 
 @contextmanager
@@ -61,9 +69,10 @@ def translated(uri: str) -> Iterator[None]:
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise QueryError(one_line(error)) from error
     except psycopg.DatabaseError as error:
-        if error.sqlstate != _ARCHIVED:
+        own = _OWN.get(error.sqlstate or "")
+        if own is None:
             raise
-        raise ArchivedError(str(error.diag.message_primary), todo=error.diag.message_hint) from error
+        raise own(str(error.diag.message_primary), todo=error.diag.message_hint) from error
 
 
 def _refused(what: str, error: Exception) -> QueryError:

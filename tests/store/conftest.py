@@ -21,6 +21,7 @@ from tests.support.system_postgres import SystemServer
 
 NEXT = Path(__file__).with_name("next_version")
 CURRENT = migrations.newest_version()
+Login = Callable[[str], psycopg.Connection]
 
 
 @pytest.fixture
@@ -90,3 +91,25 @@ def through(line: LossyLine, buffer: Buffer) -> Iterator[Buffer]:
     """The buffer over the line."""
     with rftdata.open(BufferConfig(uri=line.uri, segments=buffer.config.segments, min_free_bytes=0)) as opened:
         yield opened
+
+
+@pytest.fixture
+def login(buffer: Buffer) -> Iterator[Login]:
+    """Opens a session of an account that is a member of a role, and of nothing else; `rft_other_labeler` names a second labeller."""
+    sessions, accounts = [], []
+    name = buffer.database.uri.rpartition("/")[2].partition("?")[0]
+
+    def log_in(role: str) -> psycopg.Connection:
+        account = f"{role}_of_{name}"
+        if account not in accounts:
+            buffer.sql(f"CREATE ROLE \"{account}\" LOGIN PASSWORD 'secret' IN ROLE {role.replace('_other', '')}")
+            accounts.append(account)
+        sessions.append(psycopg.connect(buffer.database.uri, user=account, password="secret", autocommit=True))
+        return sessions[-1]
+
+    yield log_in
+    for session in sessions:
+        session.close()
+    for account in accounts:
+        buffer.sql(f'DROP OWNED BY "{account}"')
+        buffer.sql(f'DROP ROLE "{account}"')

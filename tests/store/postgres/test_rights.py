@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -18,32 +18,10 @@ from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.sql_session import run_statements
 from scripts import rights_reference
+from tests.store.conftest import Login
 from tests.support.store_roles import Roles
 
 ROLES = ("rft_reader", "rft_labeler", "rft_worker")
-Login = Callable[[str], psycopg.Connection]
-
-
-@pytest.fixture
-def login(buffer: Buffer) -> Iterator[Login]:
-    """Opens a session of an account that is a member of a role, and of nothing else."""
-    sessions, accounts = [], []
-    name = buffer.database.uri.rpartition("/")[2].partition("?")[0]
-
-    def log_in(role: str) -> psycopg.Connection:
-        account = f"{role}_of_{name}"
-        if account not in accounts:
-            buffer.sql(f"CREATE ROLE \"{account}\" LOGIN PASSWORD 'secret' IN ROLE {role}")
-            accounts.append(account)
-        sessions.append(psycopg.connect(buffer.database.uri, user=account, password="secret", autocommit=True))
-        return sessions[-1]
-
-    yield log_in
-    for session in sessions:
-        session.close()
-    for account in accounts:
-        buffer.sql(f'DROP OWNED BY "{account}"')
-        buffer.sql(f'DROP ROLE "{account}"')
 
 
 @pytest.fixture
@@ -78,7 +56,7 @@ def test_no_function_with_the_owners_rights_takes_anything_from_its_caller(buffe
     assert len(definers) > 10
     for function in definers:
         assert "search_path=pg_catalog, pg_temp" in function["settings"], function["name"]
-        assert set(function["arguments"]) <= {"bigint", "bigint[]", "integer", "text"}, function["name"]
+        assert set(function["arguments"]) <= {"bigint", "bigint[]", "integer", "text", "text[]"}, function["name"]
         if function["is_trigger"]:
             assert re.fullmatch(rf"{{{function['owner']}=X/{function['owner']}}}", function["rights"]), function["name"]
 
@@ -306,6 +284,7 @@ def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login
         " FROM pg_proc WHERE pronamespace = 'rft'::regnamespace"
     )["name"].to_pylist()
     assert sorted(read) == [
+        "rft.annotation_batch",
         "rft.author",
         "rft.clock_shift",
         "rft.folding",

@@ -1,0 +1,23 @@
+"""Labels of every kind: what people, judges and rules say about an experience, a rollout, a group or a task.
+
+The DDL is in the folder of the same name.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+from rftdata.postgres.migrations import run_folder
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_folder(op.get_bind(), __file__)
+
+
+def downgrade() -> None:
+    raise NotImplementedError("facts are never dropped: restore a backup instead")

@@ -1,0 +1,81 @@
+-- What stands, and undoing it. Views of annotations have security_invoker, so that the row security of blind kinds holds in them.
+
+CREATE VIEW rft.v_annotation WITH (security_invoker = true) AS
+SELECT a.annotation_id, a.kind, a.kind_version, a.type, k.target, k.level, a.target_id, a.group_id, g.run_id, r.name AS run,
+       a.value, a.num, a.choice, a.source, a.author, a.session_user_name, a.model, a.confidence, a.reason, a.shown, a.seconds,
+       a.label_batch_id, a.supersedes, a.restores, a.made_at
+FROM rft.annotation a
+JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
+LEFT JOIN rft.rollout_group g ON g.group_id = a.group_id
+LEFT JOIN rft.run r ON r.run_id = g.run_id
+WHERE NOT a.retracted AND NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id);
+COMMENT ON VIEW rft.v_annotation IS 'Annotations that stand: neither superseded nor undone. Those of several people about one target stand side by side. Of a blind kind an account sees those of others only after its own.';
+
+-- Runs with the owner's rights, because labellers may lock no rows but those whose reward they may set. It locks and does nothing else, in one order,
+-- so that batches of annotations wait for each other instead of deadlocking. No setting is read. rft_labeler and rft_worker may execute it.
+CREATE FUNCTION rft.lock_annotations(kinds text[], target_ids bigint[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    ids jsonb := (
+        SELECT coalesce(jsonb_object_agg(t.place, t.ids), '{}')
+        FROM (SELECT CASE WHEN k.reopens THEN 'reopening ' ELSE '' END || k.target AS place, jsonb_agg(DISTINCT u.id) AS ids
+              FROM unnest(kinds, target_ids) AS u (kind, id) JOIN rft.v_label_kind k USING (kind) GROUP BY 1) t);
+    experiences bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'experience', '[]') || coalesce(ids -> 'reopening experience', '[]'))::bigint);
+    rollouts bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'rollout', '[]') || coalesce(ids -> 'reopening rollout', '[]'))::bigint);
+    groups bigint[];
+BEGIN
+    PERFORM FROM rft.experience WHERE experience_id = ANY (experiences) ORDER BY experience_id FOR NO KEY UPDATE;
+    PERFORM FROM rft.rollout WHERE rollout_id = ANY (rollouts) ORDER BY rollout_id FOR NO KEY UPDATE;
+    PERFORM FROM rft.task WHERE task_id IN (SELECT jsonb_array_elements(ids -> 'task')::bigint) ORDER BY task_id FOR NO KEY UPDATE;
+    groups := ARRAY(
+        SELECT e.group_id FROM rft.experience e WHERE e.experience_id IN (SELECT jsonb_array_elements(ids -> 'reopening experience')::bigint)
+        UNION SELECT o.group_id FROM rft.rollout o WHERE o.rollout_id IN (SELECT jsonb_array_elements(ids -> 'reopening rollout')::bigint)
+        UNION SELECT jsonb_array_elements(ids -> 'reopening group')::bigint);
+    IF groups <> '{}' THEN
+        PERFORM rft.lock_groups_and_reviews(groups);
+    END IF;
+    PERFORM FROM rft.rollout_group WHERE group_id IN (SELECT jsonb_array_elements(ids -> 'group')::bigint) ORDER BY group_id FOR NO KEY UPDATE;
+END
+$$;
+COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets of annotations, and the groups and reviews of kinds that reopen, before several annotations are written. Owner''s rights, to lock rows.';
+
+-- Runs with its caller's rights: it undoes what the caller sees and may undo. Of each chain of a batch, the row of the batch is undone if it, or what
+-- it restored, is what stands; then what stood before it stands again.
+CREATE FUNCTION rft.undo_annotations(of_batch bigint, why text DEFAULT NULL)
+RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
+LANGUAGE plpgsql
+    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH last AS (  -- of each chain, the last row that the batch added
+        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.*
+        FROM rft.annotation a WHERE a.label_batch_id = of_batch
+        ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id DESC),
+    first AS (
+        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.*
+        FROM rft.annotation a WHERE a.label_batch_id = of_batch
+        ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id),
+    found AS (
+        SELECT l.annotation_id AS undone_id, t.annotation_id AS tip_id, b.restored AS before_id,
+               t.annotation_id <> l.annotation_id AND t.restores IS DISTINCT FROM l.annotation_id AS overruled
+        FROM last l
+        JOIN first f USING (kind, target_id, source, author, session_user_name)
+        CROSS JOIN LATERAL (
+            SELECT x.annotation_id, x.restores FROM rft.annotation x
+            WHERE x.target_id = l.target_id AND x.kind = l.kind AND x.source = l.source AND x.author = l.author AND x.session_user_name = l.session_user_name
+            ORDER BY x.annotation_id DESC LIMIT 1) t
+        LEFT JOIN LATERAL (
+            SELECT coalesce(x.restores, CASE WHEN NOT x.retracted THEN x.annotation_id END) AS restored
+            FROM rft.annotation x WHERE x.annotation_id = f.supersedes) b ON true),
+    stored AS (
+        INSERT INTO rft.annotation (supersedes, restores, retracted, reason)
+        SELECT f.tip_id, f.before_id, f.before_id IS NULL, concat_ws(': ', format('undo of label batch %s', of_batch), why)
+        FROM found f JOIN last l ON l.annotation_id = f.undone_id WHERE NOT f.overruled ORDER BY l.group_id, l.target_id
+        RETURNING rft.annotation.annotation_id, rft.annotation.supersedes)
+    SELECT f.undone_id, s.annotation_id, f.overruled FROM found f LEFT JOIN stored s ON s.supersedes = f.tip_id ORDER BY f.undone_id;
+END
+$$;
+COMMENT ON FUNCTION rft.undo_annotations(bigint, text) IS 'Undoes the annotations of a batch, as a new batch: what stood before them stands again. Those that were superseded since are left and returned with is_overruled.';

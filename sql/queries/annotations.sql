@@ -1,0 +1,67 @@
+-- name: define_label_kind
+-- Define a kind of label; no row if nothing of it changed.
+INSERT INTO rft.label_kind (kind, type, target, spec, level, blind, reopens, instruction, author)
+VALUES (%(kind)s, %(type)s::rft.label_type, %(target)s::rft.label_target, %(spec)s, %(level)s::rft.label_level, %(blind)s, %(reopens)s,
+        %(instruction)s, %(author)s)
+RETURNING kind, version, type::text AS type, target::text AS target, spec, level::text AS level, blind, reopens, instruction;
+
+-- name: label_kinds (read)
+-- The kinds to label with.
+SELECT kind, version, type::text AS type, target::text AS target, spec, level::text AS level, blind, reopens, instruction, author, made_at
+FROM rft.v_label_kind ORDER BY kind;
+
+-- name: label_kind_versions (read)
+-- All versions of a kind, newest first.
+SELECT kind, version, type::text AS type, target::text AS target, spec, level::text AS level, blind, reopens, instruction, author, session_user_name,
+       made_at, retired_at
+FROM rft.label_kind WHERE kind = %(kind)s ORDER BY version DESC;
+
+-- name: retire_label_kind
+-- Retire all versions of a kind.
+UPDATE rft.label_kind SET retired_at = clock_timestamp() WHERE kind = %(kind)s AND retired_at IS NULL;
+
+-- name: lock_annotations
+-- Lock the targets of annotations in one order.
+SELECT rft.lock_annotations(%(kinds)s::text[], %(target_ids)s::bigint[]);
+
+-- name: annotate
+-- Store annotations, in the given order. The triggers check them and skip those whose key was stored before.
+INSERT INTO rft.annotation (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, key)
+SELECT n.kind, n.kind_version, n.target_id, n.value, %(source)s::rft.annotation_source, n.author, n.model, n.confidence, n.reason, n.shown, n.seconds, n.key
+FROM unnest(%(kinds)s::text[], %(kind_versions)s::integer[], %(target_ids)s::bigint[], %(json_values)s::jsonb[], %(authors)s::text[], %(models)s::text[],
+            %(confidences)s::double precision[], %(words)s::text[], %(shown)s::jsonb[], %(seconds)s::double precision[], %(keys)s::text[])
+     WITH ORDINALITY AS n (kind, kind_version, target_id, value, author, model, confidence, reason, shown, seconds, key, place)
+ORDER BY n.place
+RETURNING annotation_id, supersedes, key;
+
+-- name: annotations_by_key (read)
+-- Annotations that this account stored under keys.
+SELECT annotation_id, key, label_batch_id FROM rft.annotation WHERE session_user_name = session_user AND key = ANY (%(keys)s);
+
+-- name: standing_annotations (read)
+-- Annotations that stand, newest first; only of a kind, a target or a group if one is named.
+SELECT annotation_id, kind, kind_version, type::text AS type, target::text AS target, target_id, group_id, run, value, num, choice, source::text AS source,
+       author, session_user_name, model, confidence, reason, shown, seconds, label_batch_id, supersedes, made_at
+FROM rft.v_annotation
+WHERE (%(kind)s::text IS NULL OR kind = %(kind)s)
+  AND (%(target_id)s::bigint IS NULL OR target_id = %(target_id)s)
+  AND (%(group_id)s::bigint IS NULL OR group_id = %(group_id)s)
+ORDER BY annotation_id DESC LIMIT %(limit)s;
+
+-- name: annotation_history (read)
+-- All annotations, newest first; only of a kind, a target or a batch if one is named.
+SELECT a.annotation_id, a.kind, a.kind_version, k.target::text AS target, a.target_id, a.value, a.source::text AS source, a.author, a.session_user_name,
+       a.model, a.confidence, a.reason, a.seconds, a.label_batch_id, a.supersedes, a.restores, a.retracted, a.undone_by, a.undone_session_user_name, a.made_at
+FROM rft.annotation a JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
+WHERE (%(kind)s::text IS NULL OR a.kind = %(kind)s)
+  AND (%(target_id)s::bigint IS NULL OR a.target_id = %(target_id)s)
+  AND (%(label_batch_id)s::bigint IS NULL OR a.label_batch_id = %(label_batch_id)s)
+ORDER BY a.annotation_id DESC LIMIT %(limit)s;
+
+-- name: annotations_of_batch (read)
+-- Targets of the annotations of a batch.
+SELECT kind, target_id FROM rft.annotation WHERE label_batch_id = %(label_batch_id)s;
+
+-- name: undo_annotations
+-- Undo the annotations of a batch.
+SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotations(%(label_batch_id)s, %(why)s);
