@@ -47,6 +47,18 @@ def _rebuild(text: str, stack: str, timed_out: bool) -> FunctionFailedError:
     return FunctionFailedError(text, stack, timed_out=timed_out)
 
 
+def holds(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Return whether an error, or one of a group of errors from concurrent requests, is of one of these kinds."""
+    return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)
+
+
+def comes_from_outside(error: BaseException) -> bool:
+    """Return whether an exception is none of the awaited code: the task of its caller is cancelled, or its coroutine is closed."""
+    task = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
+    return is_cancelled or isinstance(error, GeneratorExit)
+
+
 def describe(error: BaseException) -> str:
     """Return type, message and place of a function's error: `KeyError: 'answer' (reward.py, line 3, in score)`."""
     error = innermost(error)

@@ -6,6 +6,7 @@ Threads may share a `Buffer`; each process opens its own.
 
 from __future__ import annotations
 
+import copy
 from collections import abc
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,13 @@ class Buffer(Runs):
         """Folder with the Parquet files of archived runs: `archives` in the folder of an embedded buffer, else beside the segments."""
         owner = self.database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
         return ArchiveFolder(self._files.resolve() / "archives", owner)
+
+    def with_database(self, database: Database) -> Buffer:
+        """Return the same buffer with other connections, such as those of another account. Closing it leaves the server to this one."""
+        other = copy.copy(self)
+        other.database, other.server = database, None
+        other.reader = SegmentReader(database, self.segments)
+        return other
 
     def close(self) -> None:
         """Close the connections; an embedded server that no other process uses stops after `buffer.idle_stop_s`."""

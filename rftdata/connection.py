@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
@@ -128,6 +129,31 @@ def open(
     # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def open_as(buffer: Buffer, account: str, password: str, *, application: str) -> Buffer:
+    """Open a buffer a second time, with another account of its database. Its server runs while `buffer` is open.
+
+    Raises:
+        BufferUnavailableError: the database refuses the account, does not check its password, or does not answer.
+    """
+    # Without a password libpq would look for one in the environment and the files of this process.
+    if not account or not password:
+        raise BufferUnavailableError("an account needs a name and a password")
+    address = urlsplit(buffer.database.uri)
+    place = address.netloc.rpartition("@")[2]
+    user = f"{quote(account, safe='')}:{quote(password, safe='')}"
+    uri = urlunsplit(address._replace(netloc=f"{user}@{place}"))
+    database = Database(uri, max_connections=4, application=application, patience_s=2.0)
+    with database.connection() as connection:
+        is_checked = connection.pgconn.used_password
+    if not is_checked:
+        database.close()
+        raise BufferUnavailableError(
+            "the database admits this account without its password",
+            todo="let pg_hba.conf ask for it (scram-sha-256) where the studio connects",
+        )
+    return buffer.with_database(database)
 
 
 def _configuration(uri: str | BufferConfig) -> BufferConfig:

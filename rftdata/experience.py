@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rftdata.errors import RftError
-from rftdata.limits import INT4, check_integer, check_task_name
+from rftdata.limits import INT4, LARGEST_REWARD, check_integer, check_task_name, is_number
 from rftdata.origin import GroupOrigin, SequenceOrigin
 
 Array = npt.NDArray[Any]
@@ -330,6 +330,7 @@ def _validate_sequence(s: Sequence) -> None:
     if STEP_REWARD in s.arrays:
         _validate_step_rewards(np.asarray(s.arrays[STEP_REWARD]), s)
     check_reward(s.reward)
+    check_reward_parts(s.reward_parts)
 
 
 def _validate_turns(turns: Array, s: Sequence) -> None:
@@ -385,10 +386,22 @@ def check_role(role: object) -> None:
 
 def check_reward(reward: float | None) -> None:
     """Refuse a reward that is not a finite number; None is a pending one."""
-    if reward is not None and not math.isfinite(reward):
+    if reward is not None and not is_number(reward):
         raise RftError(
             "a reward is not a finite number",
             value=reward,
-            allowed="a finite number, or None while it is pending",
+            allowed=f"a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, or None while it is pending",
             todo="correct what computes it, or record the rollout as failed",
         )
+
+
+def check_reward_parts(parts: Mapping[str, float | None]) -> None:
+    """Refuse parts of a reward that are not finite numbers; None is a part without a value."""
+    for name, value in parts.items():
+        if value is not None and not is_number(value):
+            raise RftError(
+                f"the part {name!r} of a reward is not a finite number",
+                value=value,
+                allowed=f"a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, or None",
+                todo="correct what computes it; metrics may have other values",
+            )

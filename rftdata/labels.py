@@ -11,7 +11,6 @@ overwrites a later one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -22,11 +21,11 @@ from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.label_files import read_rewards
 from rftdata.limits import LARGEST_REWARD
+from rftdata.origin import undo_reason, undone_batch
 from rftdata.postgres.database import Connection, Row, execute, fetch
 
 Source = Literal["set", "import", "undo"]  # of rft.label_source
 Key = tuple[int, int | None]  # experience and turn; None for the reward of the experience
-_UNDO = re.compile(r"^undo of label batch (\d+)")
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ def set_rollout_reward(
 
 def apply(buffer: Buffer, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
     """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
-    _check(labels)
+    _check(labels)  # before a connection is taken
     with buffer.database.transaction() as connection:
-        _lock(connection, [label.key for label in labels])
-        return _write(connection, labels, author, source)
+        lock(connection, [label.key for label in labels])
+        return write(connection, labels, author=author, source=source)
 
 
 def import_rewards(
@@ -160,32 +159,37 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
     Raises:
         QueryError: the batch does not exist.
     """
-    note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
     with buffer.database.transaction() as connection:
-        batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
-        annotated = fetch(connection, "annotations_of_batch", label_batch_id=label_batch_id)
-        if not batch and not annotated:
-            raise QueryError(
-                "unknown label batch",
-                value=label_batch_id,
-                todo="`rft label history` lists the newest batches",
-            )
-        keys = {(row["experience_id"], row["turn"]) for row in batch}
-        _lock(connection, list(keys))
-        earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
-        labels, overruled, overruled_turns = [], [], []
-        for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
-            if (key, turn) not in keys:
-                continue
-            before = _before(list(rows), label_batch_id)
-            if before is not None:
-                labels.append(RewardLabel(key, before[0], before[1], note, turn))
-            elif turn is None:
-                overruled.append(key)
-            else:
-                overruled_turns.append((key, turn))
-        done = _write(connection, labels, author, "undo")
-        undone = _undo_annotations(connection, annotated, label_batch_id, author, reason, done) if annotated else []
+        return undo_in(connection, label_batch_id, author=author, reason=reason)
+
+
+def undo_in(connection: Connection, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
+    """Undo a batch in the transaction of the caller; like `undo`."""
+    note = undo_reason(label_batch_id, reason)
+    batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
+    annotated = fetch(connection, "annotations_of_batch", label_batch_id=label_batch_id)
+    if not batch and not annotated:
+        raise QueryError(
+            "unknown label batch",
+            value=label_batch_id,
+            todo="`rft label history` lists the newest batches",
+        )
+    keys = {(row["experience_id"], row["turn"]) for row in batch}
+    lock(connection, list(keys))
+    earlier = fetch(connection, "label_histories", experience_ids=sorted({key for key, _ in keys}))
+    labels, overruled, overruled_turns = [], [], []
+    for (key, turn), rows in groupby(earlier, key=lambda row: (row["experience_id"], row["turn"])):
+        if (key, turn) not in keys:
+            continue
+        before = _before(list(rows), label_batch_id)
+        if before is not None:
+            labels.append(RewardLabel(key, before[0], before[1], note, turn))
+        elif turn is None:
+            overruled.append(key)
+        else:
+            overruled_turns.append((key, turn))
+    done = write(connection, labels, author=author, source="undo")
+    undone = _undo_annotations(connection, annotated, label_batch_id, author, reason, done) if annotated else []
     return replace(
         done,
         overruled=tuple(overruled),
@@ -244,7 +248,7 @@ def _check(labels: Sequence[RewardLabel]) -> None:
         seen.add(label.key)
 
 
-def _lock(connection: Connection, keys: Sequence[Key]) -> None:
+def lock(connection: Connection, keys: Sequence[Key]) -> None:
     """Lock experiences, then rewards of turns, then their groups and reviews, as every change of them does."""
     fetch(connection, "plan_by_index")
     experience_ids = sorted({key for key, turn in keys if turn is None})
@@ -289,7 +293,14 @@ def _refuse_unknown_turns(connection: Connection, missing: Sequence[tuple[int, i
     )
 
 
-def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, source: Source) -> LabelBatch:
+def write(connection: Connection, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
+    """Write rewards as one batch, in a transaction that has locked them (`lock`).
+
+    Raises:
+        QueryError: a reward is not a finite number, or a row is labelled twice.
+    """
+    if source != "undo":  # which may restore that there was no reward
+        _check(labels)
     # The planner must look rows up by their keys, however few there were at the last ANALYZE, and join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
@@ -341,9 +352,9 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
 
     stack: list[int] = []
     for label in labels:
-        undone = _UNDO.match(label["reason"] or "")
+        undone = undone_batch(label["reason"])
         restores = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
-        if undone and restores and stack[-1] == int(undone[1]):
+        if restores and stack[-1] == undone:
             stack.pop()
         elif not stack or stack[-1] != label["label_batch_id"]:
             stack.append(label["label_batch_id"])

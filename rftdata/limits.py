@@ -99,6 +99,12 @@ def _check_sequence(what: str, values: Any, allowed: str) -> None:
     )
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or true or false, that trainers can compute with: neither NaN nor infinite in float32."""
+    is_one = isinstance(value, int | float | np.integer | np.floating | np.bool_)
+    return is_one and bool(-LARGEST_REWARD < value < LARGEST_REWARD)
+
+
 def check_number(what: str, value: Any, least: float = 0.0) -> None:
     """Refuse what is not a finite number of at least `least`.
 

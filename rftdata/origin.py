@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -21,6 +23,32 @@ class LabelRecord:
     label_batch_id: int
     final: bool
     labelled_at: datetime.datetime
+
+    def renumbered(self, label_batch_ids: Mapping[int, int]) -> LabelRecord:
+        """Return the label with the ids of its batch, and of the batch that it undoes, in this buffer.
+
+        Args:
+            label_batch_ids: id in the other buffer -> id here.
+        """
+        reason, undone = self.reason, undone_batch(self.reason)
+        if undone is not None and undone in label_batch_ids:
+            reason = undo_reason(label_batch_ids[undone], _UNDO.sub("", self.reason or ""))
+        own = label_batch_ids.get(self.label_batch_id, self.label_batch_id)
+        return replace(self, label_batch_id=own, reason=reason)
+
+
+_UNDO = re.compile(r"^undo of label batch (\d+)(: )?")
+
+
+def undo_reason(label_batch_id: int, reason: str | None) -> str:
+    """Return the reason of the labels that undo a batch."""
+    return f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
+
+
+def undone_batch(reason: str | None) -> int | None:
+    """Return the batch that labels with this reason undo; None if they undo none."""
+    undo = _UNDO.match(reason or "")
+    return None if undo is None else int(undo[1])
 
 
 @dataclass(frozen=True, kw_only=True)

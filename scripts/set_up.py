@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -55,9 +56,31 @@ def main() -> int:
         install(extras)
     with step("check that the main packages import together"):
         run([str(PYTHON), "-W", "ignore", "-m", "rftcore.installation.imports", extras])
+    with step("find or install Chromium, for tests of the studio"):
+        install_browser()
     STAMP.write_text(digest + "\n", encoding="utf-8")
     print(f"setup: done in {time.monotonic() - started:.0f} s")
     return 0
+
+
+def install_browser() -> None:
+    """Install Debian's Chromium where apt is, and this user is root. Elsewhere tests that need it are skipped, with the reason."""
+    if any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        print("       there is none: tests in a browser will be skipped (install the package chromium)")
+        return
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(
+                f"       {' '.join(command)} failed; tests in a browser will be skipped: {done.stderr.strip()[-300:]}"
+            )
+            return
 
 
 def stamp_digest(extras: str) -> str:

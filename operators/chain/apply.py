@@ -113,6 +113,13 @@ def _declared_columns(operator: Operator, table: pa.Table) -> pa.Table:
 
 
 def _stored_columns(stage: Stage, ids: Sequence[int], values: Mapping[int, Mapping[str, Any]]) -> dict[str, pa.Array]:
+    columns = {name: ([values[key].get(name) for key in ids], kind) for name, kind in stage.operator.scores.items()}
     return {
-        name: pa.array([values[key].get(name) for key in ids], kind) for name, kind in stage.operator.scores.items()
+        name: pa.array(_as_floats(found) if pa.types.is_floating(kind) else found, kind)
+        for name, (found, kind) in columns.items()
     }
+
+
+def _as_floats(values: Sequence[float | None]) -> list[float | None]:
+    """Return numbers of JSON, in which PostgreSQL writes 1e16 as an integer, and Arrow converts none that large."""
+    return [None if value is None else float(value) for value in values]

@@ -37,11 +37,16 @@ class Chat:
 
 @dataclass(frozen=True)
 class Reply:
-    """The response to a chat: a text, or the reason why there is none."""
+    """The response to a chat: a text, or the reason why there is none.
+
+    Attributes:
+        over_budget: whether it was not asked because the budget allows no further call.
+    """
 
     text: str = ""
     error: str | None = None
     cut_off: bool = False
+    over_budget: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,7 +308,7 @@ class PolicyEndpoint:
             for (place, _, _), reply in zip(granted, answers, strict=True):
                 replies[place] = reply
             waiting = [(place, chat) for place, chat in waiting if place not in replies]
-        refused = Reply(error=self._meter.used_up(waiting[0][1])) if waiting else Reply()
+        refused = Reply(error=self._meter.used_up(waiting[0][1]), over_budget=True) if waiting else Reply()
         return [replies.get(place, refused) for place in range(len(chats))]
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class OpenAIEndpoint:
         while True:
             reserved = await self._reserve(chat)
             if reserved is None:
-                return Reply(error=await asyncio.to_thread(self._meter.used_up, chat))
+                return Reply(error=await asyncio.to_thread(self._meter.used_up, chat), over_budget=True)
             with_schema = chat.schema is not None and self._structured
             outcome = await self._send(chat, reserved, with_schema)
             if isinstance(outcome, _Answer):

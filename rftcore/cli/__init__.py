@@ -49,6 +49,7 @@ from rftcore.cli import (
     show,
     sql,
     status,
+    studio,
     tasks,
     try_,
 )
@@ -75,6 +76,7 @@ app.command("process")(roles.process)
 app.command("train")(roles.train)
 app.command("eval")(eval_.eval_)
 app.command("status")(status.status)
+app.command("studio")(studio.studio)
 app.command("report")(report.report)
 app.command("sql")(sql.sql)
 app.command("query")(query.query)

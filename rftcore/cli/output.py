@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rftcore.reporting.console import OutputConsole
-from rftcore.reporting.visible_text import visible
+from rftcore.reporting.visible_text import visible, visible_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,17 +30,20 @@ _MAX_FIELD = 600
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    print(_json(value))
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows like `print_json` prints a list, each as it arrives."""
     before = "["
     for row in rows:
-        text = json.dumps(row, indent=2, ensure_ascii=False, default=_plain)
-        print(before, textwrap.indent(text, "  "), sep="\n", end="")
+        print(before, textwrap.indent(_json(row), "  "), sep="\n", end="")
         before = ","
     print("[]" if before == "[" else "\n]")
+
+
+def _json(value: Any) -> str:
+    return visible_json(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
 
 
 def print_rows(

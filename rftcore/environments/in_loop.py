@@ -13,7 +13,7 @@ from rftcore.environments.errors import EnvironmentFailedError, InfrastructureEr
 from rftcore.environments.handle import EnvironmentLimits, Facts
 from rftcore.environments.registry import EnvironmentClass
 from rftcore.environments.results import Results, tool_schemas
-from rftcore.failures import describe, user_stack, waited_at
+from rftcore.failures import comes_from_outside, describe, holds, user_stack, waited_at
 from rftdata.errors import ConfigError, RftError
 
 T = TypeVar("T")
@@ -74,12 +74,14 @@ class LoopPlace:
                 return await call
         except (ConfigError, InfrastructureError):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
             if timeout.expired():
                 text = f"the environment {self._name!r} took longer than {limit} in {what}{waited_at(error)}"
                 raise EnvironmentFailedError(text, user_stack(error), timed_out=True) from error
             text = str(error) if isinstance(error, RftError) else describe(error)
-            if isinstance(error, ConnectionError | MemoryError):
+            if holds(error, InfrastructureError, ConnectionError, MemoryError):
                 raise InfrastructureError(f"{what} of the environment {self._name!r}: {text}") from error
             stack = text if isinstance(error, RftError) else user_stack(error)
             raise self._failed(what, text, stack) from error

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from rftcore.environments.base import Environment
 from rftcore.environments.results import Json, Results, observation_to_json, step_to_json, tool_schemas
-from rftcore.failures import InfrastructureError, describe, user_stack
+from rftcore.failures import InfrastructureError, describe, holds, user_stack
 from rftdata.errors import ConfigError, RftError
 
 LENGTH = struct.Struct("!I")
@@ -152,7 +152,7 @@ def _as_json(error: BaseException) -> Json:
     if isinstance(error, ConfigError):
         what = error.what if error.value is None else f"{error.what} (got {error.value!r})"
         return {"config": what[:_MAX_TEXT], "allowed": error.allowed, "todo": error.todo}
-    outside = isinstance(error, InfrastructureError | ConnectionError | MemoryError)
+    outside = holds(error, InfrastructureError, ConnectionError, MemoryError)
     text = str(error) if isinstance(error, RftError) else describe(error)
     try:
         stack = text if isinstance(error, RftError) else user_stack(error)

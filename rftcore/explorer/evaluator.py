@@ -167,8 +167,8 @@ class Evaluator:
     async def _answers(self, evaluation: Evaluation, asked: list[tuple[Task, int]]) -> list[Answer] | None:
         """Return the answers that are not stored yet; None if asked to stop before the last, or if another worker answers now.
 
-        Meanwhile answers are stored every few seconds, so that an explorer that takes over asks only for the others. Failed ones are not: it
-        asks for them again.
+        Good answers are stored every few seconds, and at a stop, so that an explorer that takes over asks only for the others. Failed ones are not
+        stored before the end: it asks for them again.
         """
         thoughts = self.runners[evaluation.taskset].runner.thoughts
         prompts: dict[int, Prompts] = defaultdict(partial(Prompts, thoughts))
@@ -176,7 +176,7 @@ class Evaluator:
             asyncio.create_task(self._answer_to(task, index, evaluation.decoding, prompts[task.task_id]))
             for task, index in asked
         ]
-        pending, unstored, stored_at = set(running), list[Answer](), time.monotonic()
+        pending, unstored, stored_at, is_held = set(running), list[Answer](), time.monotonic(), True
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
@@ -185,16 +185,20 @@ class Evaluator:
                 if pending and self.worker.should_stop():
                     return None
                 if pending and time.monotonic() - stored_at > _STORE_S:
-                    good = [answer for answer in unstored if answer.error is None]
-                    unstored = [answer for answer in unstored if answer.error is not None]
-                    if not await asyncio.to_thread(self._store, evaluation, good):
+                    good, unstored = _good(unstored), [answer for answer in unstored if answer.error is not None]
+                    is_held = await asyncio.to_thread(self._store, evaluation, good)
+                    if not is_held:
                         return None
                     stored_at = time.monotonic()
             return unstored
         finally:
             for answer in running:
                 answer.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            ended = await asyncio.gather(*running, return_exceptions=True)
+            if pending and is_held:
+                late = [answer for answer, task in zip(ended, running, strict=True) if task in pending]
+                unstored += [answer for answer in late if isinstance(answer, Answer)]
+                await asyncio.to_thread(self._store, evaluation, _good(unstored))
 
     def _store(self, evaluation: Evaluation, answers: list[Answer]) -> bool:
         return not answers or store_answers(self.worker.run, evaluation.evaluation_id, self.worker.worker_id, answers)
@@ -204,3 +208,7 @@ class Evaluator:
         sampling = of_taskset.decoding.greedy() if decoding == "greedy" else of_taskset.decoding
         rollout = await self.workflows.run(of_taskset.runner.rollout(task, index, sampling, prompts=prompts))
         return Answer.of(task.task_id, rollout)
+
+
+def _good(answers: list[Answer]) -> list[Answer]:
+    return [answer for answer in answers if answer.error is None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
+from rftcore.explorer.rollout_errors import ends_rollout_alone, outcome_of
 from rftcore.explorer.scorer import GroupScore, Scorer
 from rftcore.failures import user_stack
 from rftcore.rewards.answered_rollout import AnsweredRollout
@@ -42,8 +42,8 @@ async def add_group_rewards(
         return
     try:
         scores = await scorer.score_group(list(answered.values()), task)
-    except OF_A_USER as raised:  # the boundary: errors of a user's code are data
-        if holds(raised, *OF_THE_RUN):
+    except BaseException as raised:  # the boundary: errors of a user's code are data
+        if not ends_rollout_alone(raised):
             raise
         outcome, error = outcome_of(raised)
         on_failure(error, user_stack(raised))

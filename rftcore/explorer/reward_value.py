@@ -34,7 +34,9 @@ def checked_values(name: str, values: object, task: Task, num_rollouts: int) -> 
     """
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed and not (hasattr(values, "__array__") and getattr(values, "ndim", 0) == 1):
-        raise _refused(name, _what(values), task, "return one number for each rollout, in the order of the rollouts")
+        raise _refused(
+            name, described(values), task, "return one number for each rollout, in the order of the rollouts"
+        )
     found = list(values)  # type: ignore[call-overload]  # a list or an array
     if len(found) != num_rollouts:
         what = f"{len(found)} values for {num_rollouts} rollouts"
@@ -63,24 +65,26 @@ def _part(name: str, value: object, task: Task) -> CheckedPart:
 
 
 def _number(name: str, value: object, task: Task) -> float:
-    if _is_number(value) and math.isfinite(value):
+    if is_number(value) and math.isfinite(value):
         return float(value)
     raise RftError(
         # The value as text, because it comes from another process, and some values cannot be sent.
-        f"the reward {name} returned {_what(value)} for the task {task.task_key!r} of {task.taskset!r}",
+        f"the reward {name} returned {described(value)} for the task {task.task_key!r} of {task.taskset!r}",
         allowed="a finite number, TokenRewards, or a mapping of names to these",
         todo=_advice(value),
     )
 
 
-def _is_number(value: object) -> TypeGuard[numbers.Real]:
+def is_number(value: object) -> TypeGuard[numbers.Real]:
+    """Return whether a value is a number, which a condition is not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
-def _what(value: object) -> str:
+def described(value: object) -> str:
+    """Return what a function returned, as a part of a sentence that ends with a comma unless it is short."""
     if value is None:
         return "nothing"
-    if _is_number(value) and not math.isfinite(value):
+    if is_number(value) and not math.isfinite(value):
         return f"{value}, which is not finite,"
     try:
         text = reprlib.repr(value)

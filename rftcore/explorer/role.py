@@ -161,7 +161,7 @@ class Explorer:
             drafts=self.drafts,
             environments=environments_of(self.resolved),
             tools=ToolBoxes(self.resolved.config.base_dir),
-            others=OtherModels(self.config.models),
+            others=OtherModels(self.config.models, self.usage),
             environment_limits=environment_limits_of(self.config),
         )
 

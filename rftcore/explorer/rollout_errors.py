@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from rftcore.explorer.workflow_loop import BlockedError
-from rftcore.failures import FunctionFailedError, describe, waited_at
+from rftcore.failures import FunctionFailedError, comes_from_outside, describe, holds, waited_at
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError
 
-# sys.exit() in a user's code ends the rollout instead of the explorer.
-OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
 OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
 
-def holds(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return whether an error, or one of a group of errors from concurrent requests, is of one of these kinds."""
-    return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)
+def ends_rollout_alone(raised: BaseException) -> bool:
+    """Return whether an error of a user's code is an outcome of its rollout: sys.exit() and the panic of an extension are, too."""
+    return not comes_from_outside(raised) and not holds(raised, *OF_THE_RUN)
 
 
 def outcome_of(raised: BaseException, limit: str | None = None) -> tuple[str, str]:

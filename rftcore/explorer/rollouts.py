@@ -24,10 +24,11 @@ from rftcore.environments import EnvironmentHosts, EnvironmentLimits, environmen
 from rftcore.explorer.drafts import Drafts, RolloutDraft
 from rftcore.explorer.group_rewards import add_group_rewards
 from rftcore.explorer.plain_workflow import run_plain
-from rftcore.explorer.rollout_errors import OF_A_USER, OF_THE_RUN, holds, outcome_of
+from rftcore.explorer.rollout_errors import ends_rollout_alone, outcome_of
 from rftcore.explorer.rollout_slots import RolloutSlots
+from rftcore.explorer.score_value import checked_score
 from rftcore.explorer.scorer import Scorer as RewardScorer
-from rftcore.failures import InfrastructureError, describe, user_stack
+from rftcore.failures import InfrastructureError, describe, holds, user_stack
 from rftcore.other_models.models import NO_MODELS, OtherModels
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.tools.tool_boxes import ToolBoxes, tools_of_rollout
@@ -37,7 +38,6 @@ from rftcore.workflows.prompts import Prompts, Thoughts
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Turn, Workflow
 from rftdata.errors import RftError
 from rftdata.experience import AbandonedTry, Baseline, Group, Rollout, Sequence, successes_and_trials
-from rftdata.limits import LARGEST_REWARD
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.writing.chats import chat_of
@@ -231,18 +231,12 @@ class RolloutRunner:
         clock = RolloutClock(self.timeout_s, self.clocks, stop=stop, close_s=self.close_s)
         try:
             async with clock:
-                score = checked_score(await self._score(task, model), task)
+                score = checked_score(await self._score(task, model), task, model)
                 refuse_partly_recorded([turn.sequence for turn in model.turns])
             kept = Rollout(index, reward=score.reward, stop_reason=model.stop_reason)
             return _recorded(kept, model, score, started)
-        except asyncio.CancelledError as raised:
-            task_now = asyncio.current_task()
-            if task_now is None or task_now.cancelling():
-                raise
-            outcome, error = "failed", describe(raised)  # the workflow itself cancelled something
-            self.on_failure(error, user_stack(raised))
-        except OF_A_USER as raised:  # the boundary: errors of a user's code are data
-            if holds(raised, *OF_THE_RUN):
+        except BaseException as raised:  # the boundary: errors of a user's code are data
+            if not ends_rollout_alone(raised):
                 raise
             if not last and holds(raised, InfrastructureError):
                 raise _TryAgainError(_abandoned(describe(raised), model)) from raised
@@ -262,7 +256,7 @@ class RolloutRunner:
         """
         try:
             return await self._run_workflow(task, model)
-        except OF_A_USER as raised:
+        except BaseException as raised:
             if not holds(raised, LimitReachedError):
                 raise
             await model.finish_open()
@@ -270,7 +264,7 @@ class RolloutRunner:
                 raise
             steps = dict[str | None, list[float]]()
             for recorded in (turn.sequence for turn in model.turns if "step_reward" in turn.sequence.arrays):
-                steps.setdefault(recorded.role, []).append(float(recorded.arrays["step_reward"][0]))
+                steps.setdefault(recorded.role, []).append(math.fsum(recorded.arrays["step_reward"]))
             last, score = model.turns[-1], await self.scorer(model.turns[-1], task)
             if not steps and not score.parts:
                 raise
@@ -316,22 +310,6 @@ def _abandoned(error: str, model: Model) -> AbandonedTry:
     return tried
 
 
-def checked_score(score: object, task: Task) -> Score:
-    """Return the result of a workflow if it is valid.
-
-    Raises:
-        RftError: it is not a Score with a finite reward, or with another in by_role.
-    """
-    if isinstance(score, Score) and all(map(_is_finite, (score.reward, *score.by_role.values()))):
-        return score
-    raise RftError(
-        f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}",
-        value=score,
-        allowed="Score(reward) with a finite number, and finite numbers in by_role",
-        todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
-    )
-
-
 def refuse_partly_recorded(sequences: list[Sequence]) -> None:
     """Refuse turns if only some have an input that algorithms compare between turns.
 
@@ -346,11 +324,6 @@ def refuse_partly_recorded(sequences: list[Sequence]) -> None:
                 f"the workflow recorded {name} for {len(sampled) - len(missing)} of {len(sampled)} sampled turns, and not for turn {missing[0]}",
                 todo="call turn.record(…) for each turn of the rollout, or for none",
             )
-
-
-def _is_finite(reward: object) -> bool:
-    """Return whether a reward, which may be any object from the user's workflow, is a finite number."""
-    return isinstance(reward, int | float) and abs(reward) < LARGEST_REWARD
 
 
 def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:

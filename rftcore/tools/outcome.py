@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rftcore.failures import InfrastructureError, describe, user_stack
+from rftcore.failures import InfrastructureError, describe, holds, user_stack
 from rftcore.tools.calls import ErrorKind
 from rftcore.tools.observations import cut_in_the_middle, error_text, raised_text, result_text
 from rftcore.tools.signature import InvalidArgumentsError
@@ -56,7 +56,7 @@ def outcome_of_error(raised: BaseException) -> Outcome:
     """Return the outcome of a call that raised."""
     if isinstance(raised, InvalidArgumentsError):
         return failed("invalid_arguments", str(raised))
-    if isinstance(raised, InfrastructureError | ConnectionError):
+    if holds(raised, InfrastructureError, ConnectionError):
         return Outcome("", "exception", user_stack(raised), infrastructure=describe(raised))
     return failed("exception", raised_text(raised), user_stack(raised))
 
@@ -98,7 +98,7 @@ def _called(tool: Tool, arguments: dict[str, Any], context: ToolContext | None, 
         with _bounded_output():
             value = tool.call(arguments, context)
         state = pickle.dumps(context.state) if tool.takes_context else None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: errors of a tool are data
+    except BaseException as error:  # noqa: BLE001 - the boundary: errors of a tool are data
         return outcome_of_error(error)
     found = outcome_of_value(value, max_chars)
     return Outcome(found.text, found.error, state=state)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rftcore.failures import FunctionFailedError, InfrastructureError
+from rftcore.failures import FunctionFailedError, InfrastructureError, comes_from_outside
 from rftcore.rollout_clock import clock_suspended
 from rftcore.tools.calls import Call, CallError, ErrorKind, ToolCall
 from rftcore.tools.mcp_servers import McpServer, McpSessions
@@ -300,7 +300,9 @@ class _InLoop:
             if not limit.expired():
                 return outcome_of_error(error)
             return failed("timeout", _too_long(self.limits))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: errors of a tool are data
+        except BaseException as error:  # the boundary: errors of a tool are data
+            if comes_from_outside(error):
+                raise
             return outcome_of_error(error)
         return outcome_of_value(value, self.limits.max_chars)
 

@@ -20,8 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rftcore.workflows.chat_encoding import ChatEncoder, Message, chat_encoder, content_text
 from rftdata.errors import ConfigError, ModelError
+from rftdata.experience import TURNS as TURNS_ARRAY
 from rftdata.experience import Sequence
 
 TURNS = ("all", "last")
@@ -48,7 +51,7 @@ def assistant_turns(messages: list[Message]) -> list[int]:
 
 
 def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, turns: str = "all") -> Sequence:
-    """Return a trainable sequence of a chat up to its last answer, without log-probabilities.
+    """Return a trainable sequence of a chat up to its last answer, without log-probabilities. Each answer that is trained on is a turn.
 
     Args:
         start: index of the first message that may be trained on; earlier answers are examples.
@@ -68,6 +71,7 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
     answers = list(_plain_answers(messages, places) if is_plain else _rendered_answers(encoder, chat.messages, places))
     token_ids: list[int] = []
     counts: list[bool] = []
+    bounds: list[tuple[int, int, int]] = []
     for number, answer in enumerate(answers):
         # A template writes the special tokens itself; without one the tokenizer adds its own at the beginning.
         before = (
@@ -79,9 +83,12 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
         if not answer.end and number == len(answers) - 1:
             answer_ids = [*answer_ids, _end_token(tokenizer)]
         token_ids += [*before, *answer_ids]
+        bounds.append((len(token_ids) - len(answer_ids), len(token_ids), number))
         counts += [False] * len(before) + [True] * len(answer_ids)
     num_prompt_tokens = counts.index(True)
     mask = counts[num_prompt_tokens:]
+    # An empty answer without an end token may stand before the first token that counts.
+    turns_K3 = np.maximum(np.array(bounds, np.int32), [num_prompt_tokens, num_prompt_tokens, 0], dtype=np.int32)
     texts = [chat.read(text) for answer in answers for text in (answer.before, answer.text, answer.end)]
     return Sequence(
         prompt=texts[0],
@@ -91,6 +98,7 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
         finish_reason="stop",
         loss_mask=None if all(mask) else mask,
         messages=messages[: places[-1] + 1],
+        arrays={TURNS_ARRAY: turns_K3} if len(answers) > 1 else {},
     )
 
 

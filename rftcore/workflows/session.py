@@ -48,13 +48,15 @@ class _Node:
     """A turn in the tree.
 
     Attributes:
-        number: of the turn in its rollout.
+        number: among the nodes.
+        first_turn: number of the turn in its rollout; a written chat may have several from there on.
         prompt: None for a turn that no policy sampled, which extends none and is extended by none.
         extended: the turn whose tokens begin its prompt.
         next: the first turn that extends it.
     """
 
     number: int
+    first_turn: int
     turn: Turn
     chat: list[_Key]
     prompt: Prompt | None
@@ -121,7 +123,9 @@ class Session:
         Args:
             prompt: None for an answer that no policy sampled.
         """
-        node = _Node(len(self._nodes), turn, _keys([*turn.messages, turn.message]), prompt)
+        last = self._nodes[-1] if self._nodes else None
+        first_turn = 0 if last is None else last.first_turn + last.turn.sequence.num_turns
+        node = _Node(len(self._nodes), first_turn, turn, _keys([*turn.messages, turn.message]), prompt)
         if prompt is not None:
             node.extended = self._extended_by(prompt, node.role)
             if node.extended is not None and node.extended.next is None:
@@ -136,7 +140,7 @@ class Session:
             RftError: a turn of a chat of several turns has an array that `Turn.record` does not know.
         """
         return [
-            replace(_joined(list(_row(node))), turn_index=node.number, fork=self._fork(node), role=node.role)
+            replace(_joined(list(_row(node))), turn_index=node.first_turn, fork=self._fork(node), role=node.role)
             for node in self._nodes
             if not _joins(node)
         ]
@@ -203,7 +207,7 @@ def _joined(nodes: list[_Node]) -> Sequence:
     """Return the sequence of turns that extend one another."""
     sequences = [node.turn.sequence for node in nodes]
     if len(nodes) == 1:
-        return sequences[0]
+        return _numbered(sequences[0], nodes[0].first_turn)
     first, last = sequences[0], sequences[-1]
     start, num = first.num_prompt_tokens, len(last.token_ids) - first.num_prompt_tokens
     logprobs, mask = np.full(num, np.nan, np.float32), np.zeros(num, np.bool_)
@@ -211,7 +215,9 @@ def _joined(nodes: list[_Node]) -> Sequence:
         stretch = slice(s.num_prompt_tokens - start, len(s.token_ids) - start)
         logprobs[stretch] = s.behavior_logprobs
         mask[stretch] = True if s.loss_mask is None else s.loss_mask
-    bounds = [(s.num_prompt_tokens, len(s.token_ids), node.number) for s, node in zip(sequences, nodes, strict=True)]
+    bounds = [
+        (s.num_prompt_tokens, len(s.token_ids), node.first_turn) for s, node in zip(sequences, nodes, strict=True)
+    ]
     return Sequence(
         prompt=first.prompt,
         response=_response(nodes),
@@ -227,6 +233,14 @@ def _joined(nodes: list[_Node]) -> Sequence:
         messages=last.messages,
         arrays={TURNS: np.array(bounds, np.int32), **_arrays(sequences)},
     )
+
+
+def _numbered(sequence: Sequence, first_turn: int) -> Sequence:
+    """Return a sequence whose turns, if it is a written chat of several, are numbered in the rollout."""
+    if TURNS not in sequence.arrays:
+        return sequence
+    turns = np.add(sequence.arrays[TURNS], [0, 0, first_turn], dtype=np.int32)
+    return replace(sequence, arrays={**sequence.arrays, TURNS: turns})
 
 
 def _response(nodes: list[_Node]) -> str:

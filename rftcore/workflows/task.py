@@ -325,7 +325,7 @@ class Model:
         return self._session.add(Turn(copied(messages), response, "stop", sequence))
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
-        """Record a chat with given answers (a demonstration), see `chat_sequence`. The turn's answer is the last one.
+        """Record a chat with given answers (a demonstration), see `chat_sequence`, each of them a turn. What is returned has the last answer.
 
         Raises:
             ConfigError: the chat template does not fit the chat.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from rftcore.tools.calls import ToolCall, tool_calls_of
 from rftcore.workflows import inputs
 from rftcore.workflows.chat_encoding import Message, copied
+from rftdata.errors import RftError
 from rftdata.experience import Array, Sequence
 
 TokenValues = list[float] | Array
@@ -61,16 +64,25 @@ class Turn:
             token_rewards: one value per token of the response, in addition to the rollout's reward.
             teacher_logprobs: one value per token of the response, nats.
 
+        Of a written chat with several answers, this turn is the last one; the rewards of the others are 0.
+
         Raises:
-            RftError: a value of another type, or not one value per token.
+            RftError: a value of another type, or not one value per token; a state of a written chat with several answers.
         """
         num_prompt = self.sequence.num_prompt_tokens
         num_response = len(self.sequence.token_ids) - num_prompt
         arrays: dict[str, Array] = {}
+        num_before = self.sequence.num_turns - 1
         if state is not None:
+            if num_before:
+                raise RftError(
+                    f"a written chat with {num_before + 1} answers has no state for each of them",
+                    todo="write the answers one by one with model.write(…), and record the state of each",
+                )
             arrays["state_hash"] = inputs.state_hash(state)
         if step_reward is not None:
-            arrays["step_reward"] = inputs.step_reward(step_reward)
+            own = inputs.step_reward(step_reward)
+            arrays["step_reward"] = np.concatenate([np.zeros(num_before, own.dtype), own])
         for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
             if values is not None:
                 arrays[name] = inputs.token_array(name, values, num_prompt, num_response)

@@ -7,7 +7,7 @@ file into the caller's array. Shapes: B experiences in slot order, T tokens of o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rftdata.errors import PurgedError, QueryError
 from rftdata.experience import STEP_REWARD
+from rftdata.limits import is_number
 from rftdata.segments.codec import SCHEMA, Array, ColumnReader
 from rftdata.segments.reader import SegmentReader
 
@@ -69,7 +70,7 @@ class Batch:
         self.columns = tuple(columns)
         self._reader = reader
         self._places = [(row.pop("segment_id"), row.pop("segment_row")) for row in rows]
-        named = [row | {"reward_parts": [*row["reward_parts"].items()]} for row in rows]
+        named = [row | {"reward_parts": _numbers(row["reward_parts"])} for row in rows]
         self.rows = pa.Table.from_pylist(named, schema=ROWS)
 
     def __len__(self) -> int:
@@ -222,3 +223,8 @@ def _dtype(column: str, readers: dict[int, ColumnReader | None]) -> np.dtype[Any
         base: np.dtype[Any] = np.dtype(SCHEMA.field(column).type.value_type.to_pandas_dtype())
         return base
     return next(reader.dtype for reader in readers.values() if reader)
+
+
+def _numbers(named: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the numbers of a JSON object, in which PostgreSQL writes 1e16 as an integer, and Arrow converts none that large."""
+    return [(name, float(value)) for name, value in named.items() if is_number(value)]

@@ -149,10 +149,7 @@ def _baseline(text: str | None) -> Baseline | None:
 
 def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
     prompt = row["num_prompt_tokens"]
-    labels = tuple(
-        LabelRecord(**{**label, "label_batch_id": batches.get(label["label_batch_id"], label["label_batch_id"])})
-        for label in row["labels"]
-    )
+    labels = tuple(LabelRecord(**label).renumbered(batches) for label in row["labels"])
     origin = SequenceOrigin(
         origin_experience_id=row["experience_id"],
         origin_parent_id=row["parent_id"],

@@ -19,7 +19,17 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
-from rftdata.experience import FORKS, OUTCOMES, SOURCES, STEP_REWARD, STOP_REASONS, TURNS, Baseline, check_role
+from rftdata.experience import (
+    FORKS,
+    OUTCOMES,
+    SOURCES,
+    STEP_REWARD,
+    STOP_REASONS,
+    TURNS,
+    Baseline,
+    check_reward_parts,
+    check_role,
+)
 from rftdata.limits import (
     INT4,
     INT8,
@@ -110,7 +120,7 @@ def _check_experience(row: Row) -> None:
         _one_of("fork", row["fork"], FORKS)
     if row["role"] is not None:
         check_role(row["role"])
-    _check_object("reward_parts", row["reward_parts"])
+    check_reward_parts(_check_object("reward_parts", row["reward_parts"]))
     _check_object("metrics", row["metrics"])
     if row["messages"] is not None:
         _parsed("messages", row["messages"])
@@ -150,10 +160,11 @@ def _check_texts(row: Row, names: list[str]) -> None:
             check_text(f"the column {name}", value)
 
 
-def _check_object(name: str, text: str) -> None:
+def _check_object(name: str, text: str) -> dict[str, Any]:
     value = _parsed(name, text)
     if not isinstance(value, dict):
         raise RftError(f"the column {name} is not a JSON object", value=type(value).__name__)
+    return value
 
 
 def _at_least(name: str, value: int, smallest: int) -> None:

@@ -15,6 +15,8 @@ from rftdata.run import Run
 _OPEN_STEPS = 16
 # The chain may drop more or less than at the beginning of the run, so the newest steps are shown.
 _DROP_STEPS = 8
+# Fewer groups may have equal rewards by chance.
+_ENOUGH_GROUPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,15 @@ class Dropped:
     @property
     def share(self) -> float:
         return self.num_dropped / self.num_decided
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualRewards:
+    """The groups of a run in which no two rollouts differ in their rewards, if there are no others; and the smallest and the largest reward."""
+
+    num_groups: int
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +109,7 @@ class Snapshot:
         mean_reward, pass_rate: of `reward_step`, the newest explorer step with rewards.
         rewards: mean reward of every explorer step that has one.
         policy_step: of the engines; the oldest if they differ.
+        equal_rewards: given if all groups so far have equal rewards, and nothing was trained for this reason.
         dropped: by each stage, of the experiences of the newest explorer steps, most first.
         metrics: of the newest step.
         open_reviews: rows that wait for a person.
@@ -125,6 +137,7 @@ class Snapshot:
     refills: int
     closed_groups: int
     failures: Failures | None
+    equal_rewards: EqualRewards | None
     dropped: list[Dropped]
     metrics: dict[str, float]
     evaluations: list[FinishedEvaluation]
@@ -161,6 +174,7 @@ class Progress:
         groups = self._row("group_totals")
         self._read_rewards()
         newest = max(self._rewards, default=None)
+        dropped = self._dropped(newest or 0)
         return Snapshot(
             run=run["name"],
             run_id=run["run_id"],
@@ -184,7 +198,8 @@ class Progress:
             refills=groups["refilled"],
             closed_groups=groups["closed"],
             failures=self._commonest_failure(),
-            dropped=self._dropped(newest or 0),
+            equal_rewards=self._equal_rewards(dropped),
+            dropped=dropped,
             metrics=steps[0]["metrics"] if steps else {},
             evaluations=records(FinishedEvaluation, self._rows("progress_evaluations")),
             evaluations_open=len(self._rows("open_evaluations")),
@@ -203,6 +218,21 @@ class Progress:
     def _dropped(self, newest_step: int) -> list[Dropped]:
         rows = self._rows("progress_dropped", from_step=newest_step - _DROP_STEPS + 1)
         return records(Dropped, [row for row in rows if row["stage"] is not None])
+
+    def _equal_rewards(self, dropped: list[Dropped]) -> EqualRewards | None:
+        rows = [row for row in self._rewards.values() if row["num_compared"]]
+        num_groups = sum(row["num_compared"] for row in rows)
+        if num_groups < _ENOUGH_GROUPS or num_groups != sum(row["num_equal"] for row in rows):
+            return None
+        steps = self._row("progress_untrained")
+        are_dropped = bool(dropped) and sum(stage.num_dropped for stage in dropped) == dropped[0].num_decided
+        if steps["num_untrained"] < steps["num_steps"] or not (steps["num_steps"] or are_dropped):
+            return None  # the algorithm does not compare the rollouts of a group, or it is not known yet
+        return EqualRewards(
+            num_groups=num_groups,
+            lowest=min(row["lowest"] for row in rows),
+            highest=max(row["highest"] for row in rows),
+        )
 
     def _commonest_failure(self) -> Failures | None:
         counts: Counter[str] = Counter()

@@ -27,17 +27,20 @@ FROM picked p WHERE e.evaluation_id = p.evaluation_id
 RETURNING e.*;
 
 -- name: reserve_evaluation
--- Claim the oldest evaluation that has waited for a while, unless another worker answers one of the same weights. All that reserve at a time
--- meet at this row, so that one of them gets it; the others wait for its lock, and then find the row claimed.
+-- Claim the oldest evaluation that has waited for a while, unless another worker answers one of the same weights; none if the worker was recorded as gone,
+-- as in claim_groups. All that reserve at a time meet at this row, so that one of them gets it; the others wait for its lock, and then find the row claimed.
+WITH me AS MATERIALIZED (
+    SELECT bool_and(stopped_at IS NULL) IS NOT FALSE AS works
+    FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w)
 UPDATE rft.evaluation e
 SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 WHERE e.evaluation_id = (
     SELECT p.evaluation_id FROM rft.evaluation p
-    WHERE p.run_id = %(run_id)s AND p.status = 'planned' AND p.policy_version_id <> ALL (%(but)s::bigint[])
+    WHERE p.run_id = %(run_id)s AND p.status = 'planned' AND p.policy_version_id <> ALL (%(but)s::bigint[]) AND (SELECT works FROM me)
       AND p.planned_at < clock_timestamp() - %(after_s)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM rft.evaluation o WHERE o.run_id = p.run_id AND o.policy_version_id = p.policy_version_id AND o.status = 'claimed')
     ORDER BY p.policy_version_id, p.evaluation_id LIMIT 1)
-  AND e.status = 'planned' AND NOT EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = %(worker_id)s AND w.stopped_at IS NOT NULL)
+  AND e.status = 'planned'
 RETURNING e.*;
 
 -- name: release_evaluations

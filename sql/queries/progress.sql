@@ -27,12 +27,20 @@ SELECT trainer_step, outcome::text AS outcome, reason, num_tokens, wait_seconds,
 FROM rft.v_train_step WHERE run_id = %(run_id)s ORDER BY trainer_step DESC LIMIT %(limit)s;
 
 -- name: progress_rewards (read)
--- Sampled rewards from an explorer step on. Earlier steps no longer change, and the caller keeps them.
-SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts, avg(o.reward) AS mean_reward,
-       avg((o.reward >= 1)::integer)::double precision AS pass_rate
-FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
-WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
-GROUP BY g.explore_step ORDER BY g.explore_step;
+-- Sampled rewards from an explorer step on. Earlier steps no longer change, and the caller keeps them. Of the groups with two rewards or more, num_equal have rewards
+-- that are all equal.
+SELECT explore_step, count(*) AS num_groups, sum(num_rollouts)::bigint AS num_rollouts, sum(total) / nullif(sum(num_scored), 0)::double precision AS mean_reward,
+       sum(num_passed) / nullif(sum(num_scored), 0)::double precision AS pass_rate,
+       count(*) FILTER (WHERE num_scored > 1) AS num_compared,
+       count(*) FILTER (WHERE num_scored > 1 AND lowest = highest) AS num_equal,
+       min(lowest) AS lowest, max(highest) AS highest
+FROM (
+    SELECT g.explore_step, count(*) AS num_rollouts, count(o.reward) AS num_scored, sum(o.reward) AS total, count(*) FILTER (WHERE o.reward >= 1) AS num_passed,
+           min(o.reward) AS lowest, max(o.reward) AS highest
+    FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
+    WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
+    GROUP BY g.explore_step, g.group_id) AS by_group
+GROUP BY explore_step ORDER BY explore_step;
 
 -- name: progress_failures (read)
 -- Failed rollouts by kind of error, from an explorer step on. Earlier steps no longer change, and the caller keeps them. Errors that differ

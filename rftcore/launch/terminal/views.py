@@ -26,7 +26,7 @@ from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
 from rftcore.reporting.visible_text import visible
-from rftdata.reports.progress import Dropped, Failures, Snapshot, WorkerState
+from rftdata.reports.progress import Dropped, EqualRewards, Failures, Snapshot, WorkerState
 from rftdata.workers.worker import describe_state
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -44,6 +44,7 @@ _SHOWN_METRICS = (
 _WORTH_A_LINE = 0.1
 _WORTH_A_MESSAGE = 0.5
 _ENOUGH_ROWS = 16
+_EQUAL = "equal rewards"
 
 
 V = TypeVar("V", bound="View")
@@ -119,7 +120,8 @@ class LiveView(View):
 
 
 class LineView(View):
-    """Prints a line when a step or evaluation finishes, when the run's status changes, and after a quiet time; and one for each stage that drops much.
+    """Prints a line when a step or evaluation finishes, when the run's status changes, and after a quiet time; and one for each stage that drops much
+    and for rewards that are all equal.
 
     Args:
         quiet_s: longest time between two lines, in seconds.
@@ -146,6 +148,9 @@ class LineView(View):
         if state == self._last and now - self._at < self._quiet_s:
             return
         self._last, self._at = state, now
+        if snapshot.equal_rewards is not None and _EQUAL not in self._reported:
+            self._reported |= {_EQUAL, "drop_zero_variance_groups"}
+            sys.stdout.write(visible(describe_equal_rewards(snapshot.equal_rewards)) + "\n")
         for dropped in snapshot.dropped:
             enough = dropped.num_decided >= _ENOUGH_ROWS and dropped.share >= _WORTH_A_MESSAGE
             if enough and dropped.stage not in self._reported:
@@ -153,6 +158,15 @@ class LineView(View):
                 sys.stdout.write(visible(describe_drops(dropped)) + "\n")
         sys.stdout.write(visible(line(snapshot)) + "\n")
         sys.stdout.flush()
+
+
+def describe_equal_rewards(equal: EqualRewards) -> str:
+    """Describe a run in which no rewards differ, and what helps."""
+    rewards = f"{equal.lowest:g} in all" if equal.lowest == equal.highest else f"{equal.lowest:g} to {equal.highest:g}"
+    return (
+        f"all {equal.num_groups} groups so far have equal rewards in each group ({rewards}) and train nothing: look at answers and rewards with "
+        "`rft try CONFIG`; correct the reward, take tasks that the model solves at times (selector.type: difficulty), or raise algorithm.group_size"
+    )
 
 
 def describe_drops(dropped: Dropped) -> str:
@@ -208,6 +222,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     )
     if not _only_evaluates(snapshot):
         facts.add_row("groups", _groups(snapshot))
+    if snapshot.equal_rewards is not None:
+        facts.add_row("rewards", Text(describe_equal_rewards(snapshot.equal_rewards), style="red"))
     for dropped in snapshot.dropped:
         if dropped.share >= _WORTH_A_LINE:
             facts.add_row("dropped", Text(describe_drops(dropped)))

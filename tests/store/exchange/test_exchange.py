@@ -243,6 +243,20 @@ def test_a_file_that_changes_between_its_check_and_its_import_is_refused(
     assert experience_ids(other) == []
 
 
+def test_an_undone_label_of_an_imported_row_is_undone_here_too(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    one = experience_ids(full)[-1]
+    full.database.fetch("begin_label_batches", num=7)  # so that batches have other ids here
+    first = labels.set_rewards(full, {one: 5.0}, author="eve")
+    labels.undo(full, labels.set_rewards(full, {one: 6.0}, author="eve").label_batch_id, author="eve", reason="a slip")
+    exchange.export(full, tmp_path / "x.parquet")
+    exchange.load(other, tmp_path / "x.parquet")
+    undone, set_to_6, set_to_5 = labels.history(other, experience_ids(other)[-1])[:3]
+    assert undone["reason"] == f"undo of label batch {set_to_6['label_batch_id']}: a slip"
+    assert set_to_6["label_batch_id"] != first.label_batch_id + 1
+    for buffer, batch in ((full, first.label_batch_id), (other, set_to_5["label_batch_id"])):
+        assert labels.undo(buffer, batch, author="eve").num_changed == 1
+
+
 def test_labels_come_with_their_history_and_can_be_undone_here(full: Buffer, other: Buffer, tmp_path: Path) -> None:
     exchange.export(full, tmp_path / "a.parquet")
     exchange.load(other, tmp_path / "a.parquet")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from rftcore.cli import run_command
+from rftcore.engines.base import Decoding, Generation
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import (
     Answer,
@@ -19,6 +22,7 @@ from rftdata.attempts.evaluations import (
 )
 from rftdata.workers.worker import Worker
 from tests.support.explored_run import OneAtATime, Run, Sorted
+from tests.support.waiting import wait_until
 
 
 def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, attempt: Attempt) -> None:
@@ -45,6 +49,35 @@ def test_an_evaluation_is_left_when_the_run_is_asked_to_stop(run: Run, attempt: 
     engine = OneAtATime(seconds=3600)
     run.explore(engine, until=lambda: engine.asked > 0)
     assert run.evaluations() == [{"status": "planned", "mean_reward": None, "error": None}]
+
+
+class Some(OneAtATime):
+    """Answers three greedy requests, and all others that are not greedy."""
+
+    num_left = 3
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        if not decoding.temperature:
+            while self.num_left == 0:
+                await asyncio.sleep(0.01)
+            self.num_left -= 1
+        return await super().generate(prompt_token_ids, decoding)
+
+
+@pytest.mark.parametrize("weights", ["present", "older"])
+def test_answers_of_the_last_seconds_are_stored_when_the_run_is_asked_to_stop(
+    run: Run, attempt: Attempt, weights: str
+) -> None:
+    version = run.publish(attempt, 0, "a")
+    if weights == "older":  # it is answered alone, and otherwise beside the rollouts
+        run.publish(attempt, 1, "b")
+    run.ask(attempt, version, "a")
+    engine = Some()
+    run.explore(engine, until=lambda: engine.num_left == 0)
+    assert run.evaluations() == [{"status": "planned", "mean_reward": None, "error": None}]
+    assert [row["reward"] for row in run.rows("SELECT reward FROM rft.v_evaluation_answer WHERE run_id = %s")] == [
+        1.0
+    ] * 3
 
 
 def test_evaluations_of_one_set_of_weights_load_it_once(run: Run, attempt: Attempt) -> None:
@@ -152,6 +185,19 @@ def test_one_explorer_alone_leaves_its_rollouts_for_an_evaluation_of_older_weigh
         assert reserved(other) is None, "it goes on with its rollouts"
         run.buffer.sql("UPDATE rft.evaluation SET status = 'done' WHERE status = 'claimed'")
         assert reserved(other) == "sampled"
+
+
+def test_an_explorer_whose_end_is_being_recorded_reserves_nothing(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.ask(attempt, old, "old")
+    waits = "SELECT 1 AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with Worker(run.run, "explorer") as worker, ThreadPoolExecutor(1) as thread:
+        with run.run.database.transaction() as connection:
+            connection.execute("UPDATE rft.worker SET stopped_at = now() WHERE worker_id = %s", [worker.worker_id])
+            reserved = thread.submit(reserve_evaluation, run.run, worker.worker_id, lease_s=60.0, but=[], after_s=0.0)
+            wait_until(lambda: run.buffer.sql(waits).num_rows, "the reservation that waits for the end")
+        assert reserved.result() is None
+    assert run.evaluations()[0]["status"] == "planned"
 
 
 def test_several_answers_are_stored_with_their_rollouts_and_only_missing_ones_are_asked_for_again(

@@ -17,7 +17,7 @@ from rftcore.launch.terminal.waiting_roles import what_waits
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import pid_space, started_at
-from rftdata.reports.progress import Progress, Queue, steps_to_repeat
+from rftdata.reports.progress import EqualRewards, Progress, Queue, steps_to_repeat
 from tests.support.store_roles import Roles
 from tests.support.stored_run import StoredRun
 
@@ -153,6 +153,45 @@ def test_drops_of_the_chain_are_reported_with_a_remedy(
     shown = Console(file=io.StringIO(), width=200)
     shown.print(block(Progress(roles.run).snapshot(), 200))
     assert sentence in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+EQUAL = "all 4 groups so far have equal rewards in each group (0 to 1) and train nothing: look at answers and rewards with `rft try CONFIG`; correct"
+
+
+def test_rewards_that_are_all_equal_are_reported_once_nothing_was_trained(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view, progress = LineView(quiet_s=0), Progress(run.run)
+
+    def said() -> bool:
+        view.update(progress.snapshot())
+        return EQUAL in capsys.readouterr().out
+
+    for rewards in ([0.0, 0.0], [1.0, 1.0, None], [0.0, 0.0], [0.5]):
+        run.group(0, rewards)
+    run.train_step(1, grad_norm=0.0)
+    assert not said(), "three groups may be equal by chance, and one rollout is compared with none"
+    run.group(1, [0.0, 0.0])
+    assert said() and not said(), "once"
+    assert " ".join(drawn(buffer, run, 400).split()).count(EQUAL) == 1
+    run.train_step(2, grad_norm=0.5)
+    assert progress.snapshot().equal_rewards is None, "the algorithm does not compare rewards"
+
+
+def test_equal_rewards_whose_groups_are_dropped_are_reported_before_the_first_step(
+    buffer: rftdata.Buffer,
+) -> None:
+    roles = Roles(buffer, batch_groups=4, group_size=2)
+    with roles.attempt():
+        roles.plan()
+        roles.explore(lambda group: [0.0] * group.group_size)
+        snapshot = Progress(roles.run).snapshot()
+        assert snapshot.equal_rewards is None, "it is not known whether the algorithm compares rewards"
+        batch = roles.claim_sealed()
+        assert batch is not None
+        gone = dropped(batch.table, "drop_zero_variance_groups", "reward is 0 in all 2 rollouts of the group")
+        commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(gone))
+        assert Progress(roles.run).snapshot().equal_rewards == EqualRewards(num_groups=4, lowest=0.0, highest=0.0)
 
 
 def test_a_resumed_run_does_not_go_back(

@@ -149,15 +149,56 @@ def test_a_time_out_names_where_the_rollout_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned",
-    [None, 1.0, Score(float("nan")), Score(None), Score(1e39)],  # type: ignore[arg-type]
+    ("returned", "message"),
+    [
+        (None, "returned no score for the task 'one' of 'sums'"),
+        (1.0, "returned no score"),
+        (Score(float("nan")), "for the task 'one' of 'sums' whose reward is nan, which is not finite"),
+        (Score(None), "whose reward is nothing"),  # type: ignore[arg-type]
+        (Score(1e39), "whose reward is 1e.39.*between -3.4e.38"),
+        (Score(1.0, {"style": "good"}), "whose part 'style' is 'good', a value of type str; allowed: a finite number"),  # type: ignore[dict-item]
+        (Score(1.0, {"right": True}), r"whose part 'right' is True.*write float\(…\) of the condition"),
+        (Score(1.0, {"length": float("inf")}), "whose part 'length' is inf, which is not finite"),
+        (Score(1.0, ["style"]), "whose parts is .*a mapping of names"),  # type: ignore[arg-type]
+        (Score(1.0, by_role={"x": None}), "whose reward of the role 'x' is nothing"),  # type: ignore[dict-item]
+    ],
 )
-def test_a_workflow_that_returns_no_score_fails_its_rollout(returned: Any) -> None:
+def test_a_workflow_that_returns_no_valid_score_fails_its_rollout(returned: Any, message: str) -> None:
     async def workflow(task: Task, model: Model, score: Scorer) -> Any:
         return returned
 
     (rollout,) = tried(workflow)
-    assert rollout.outcome == "failed" and "returned no score for the task 'one' of 'sums'" in str(rollout.error)
+    assert rollout.outcome == "failed" and re.search(message, str(rollout.error))
+
+
+def test_numbers_of_other_libraries_in_a_score_are_stored_as_plain_ones() -> None:
+    async def workflow(task: Task, model: Model, score: Scorer) -> Any:
+        turn = model.write([{"role": "user", "content": "1+1="}], "2")
+        assert turn.response == "2"
+        return Score(True, {"tries": np.float32(0.5), "tokens": np.int64(3)})  # type: ignore[dict-item]
+
+    (rollout,) = tried(workflow, engine=Writer())
+    assert (rollout.outcome, rollout.reward) == ("ok", 1.0)
+    assert rollout.sequences[0].reward_parts == {"tries": 0.5, "tokens": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("by_role", "outcome"),
+    [({"author": 1.0}, "ok"), ({"author": 1.0, "judge": 0.0}, "ok"), ({"Author": 1.0}, "failed")],
+)
+def test_a_misspelt_role_is_refused_and_one_that_the_rollout_did_not_reach_is_not(
+    by_role: dict[str, float], outcome: str
+) -> None:
+    async def workflow(task: Task, model: Model, score: Scorer) -> Any:
+        model.write([{"role": "user", "content": "1+1="}], "2", role="author")
+        return Score(0.0, by_role=by_role)
+
+    (rollout,) = tried(workflow, engine=Writer())
+    assert rollout.outcome == outcome
+    if outcome == "failed":
+        assert re.search(
+            "role that has not answered .got 'Author'.; allowed: author; correct the name", str(rollout.error)
+        )
 
 
 def test_a_plain_workflow_runs_in_a_thread_and_calls_model_and_score_without_await() -> None:
@@ -297,6 +338,14 @@ async def _group(task: Task, model: Model, score: Scorer) -> Score:
     raise AssertionError("not reached")
 
 
+class _PanicError(BaseException):
+    """As extensions written in Rust raise it."""
+
+
+async def _panics(task: Task, model: Model, score: Scorer) -> Score:
+    raise _PanicError("unreachable")
+
+
 async def _exits(task: Task, model: Model, score: Scorer) -> Score:
     await asyncio.gather(asyncio.to_thread(time.sleep, 0), _exit())
     raise AssertionError("not reached")
@@ -321,6 +370,7 @@ async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
     ("workflow", "outcome", "error"),
     [
         (_group, "timeout", r"blocked the event loop .*\(test_rollouts\.py, line \d+, in loops\)"),
+        (_panics, "failed", r"_PanicError: unreachable \(test_rollouts\.py, line \d+, in _panics\)"),
         (_exits, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exit\)"),
         (_exits_plainly, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exits_plainly\)"),
         (_cancels, "failed", r"CancelledError: .*\(test_rollouts\.py, line \d+, in _cancels\)"),
@@ -482,7 +532,7 @@ def _object_in_messages(turn: Turn) -> None:
         (_own_array, {}, "an array that cannot be joined.*got 'mine'"),
         (_other_mask, {}, "broadcast|loss_mask must have one value per response token"),
         (_object_in_messages, {}, "the messages of a rollout cannot be stored.*datetime.*allowed: texts, numbers"),
-        (None, {"a": datetime}, "the reward_parts of a rollout cannot be stored.*type"),
+        (None, {"a": datetime}, "whose part 'a' is <class 'datetime.datetime'>"),
     ],
 )
 def test_a_rollout_that_cannot_be_stored_fails_alone(

@@ -94,6 +94,30 @@ async def sleep(seconds: float) -> str:
     return "slept"
 
 
+class Panic(BaseException):
+    """As extensions written in Rust raise it."""
+
+
+def panic() -> str:
+    """Raise what is no Exception."""
+    raise Panic("unreachable")
+
+
+async def panic_in_loop() -> str:
+    """Raise what is no Exception."""
+    raise Panic("unreachable")
+
+
+async def cancel() -> str:
+    """Raise what a task that was cancelled raises."""
+    raise asyncio.CancelledError("a scope ended")
+
+
+async def lose_two() -> str:
+    """Lose two connections at once."""
+    raise ExceptionGroup("two", [InfrastructureError("the index is gone"), ValueError("and this")])
+
+
 running = []
 
 
@@ -216,9 +240,24 @@ def test_a_tool_that_ends_its_process_is_an_observation(make: Make) -> None:
     assert added.text == "3"
 
 
-def test_a_failure_outside_fails_the_rollout(make: Make) -> None:
-    with pytest.raises(InfrastructureError, match=r"'lose' failed: InfrastructureError: the index is gone"):
-        run(make("lose"), [call("lose")])
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        ("panic", "Panic: unreachable"),
+        ("panic_in_loop", "Panic: unreachable"),
+        ("cancel", "CancelledError: a scope ended"),
+    ],
+)
+def test_what_is_no_exception_is_an_observation_too(make: Make, tool: str, says: str) -> None:
+    [[failed, added]] = run(make(tool, "add"), [call(tool, 0), call("add", 1, a=1, b=2)])
+    assert error_of(failed) == ("exception", says)
+    assert added.text == "3"
+
+
+@pytest.mark.parametrize("tool", ["lose", "lose_two"])
+def test_a_failure_outside_fails_the_rollout(make: Make, tool: str) -> None:
+    with pytest.raises(InfrastructureError, match=rf"'{tool}' failed: InfrastructureError: the index is gone"):
+        run(make(tool), [call(tool)])
 
 
 def test_the_state_of_a_rollout_goes_from_call_to_call_and_to_no_other_rollout(make: Make) -> None:

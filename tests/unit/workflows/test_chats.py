@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from rftcore.engines.base import Decoding
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.demonstration import check_task, demonstration
 from rftcore.workflows.task import Model, Score, Task
-from rftdata.errors import ConfigError, ModelError
-from rftdata.experience import Sequence
+from rftdata.errors import ConfigError, ModelError, RftError
+from rftdata.experience import TURNS, Group, Rollout, Sequence, validate
 from tests.support.models import make_character_tokenizer
 
 CHATML = (
@@ -85,6 +86,43 @@ def test_all_answers_count_with_their_end_tokens_and_nothing_else() -> None:
     assert sequence.prompt == "<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
     assert sequence.response.startswith("2<|im_end|>\n") and sequence.response.endswith("\n4 of course")
     assert (sequence.messages, sequence.behavior_logprobs, sequence.finish_reason) == (CHAT, None, "stop")
+
+
+@pytest.mark.parametrize("template", [CHATML, HEADERS, None])
+@pytest.mark.parametrize("first", ["2", ""])
+def test_each_answer_that_counts_is_a_turn(template: str | None, first: str) -> None:
+    found = tokenizer(template)
+    chat = [*CHAT, CHAT[0], {"role": "assistant", "content": first}, *CHAT]
+    sequence = chat_sequence(found, chat, start=2)
+    assert [number for *_, number in sequence.arrays[TURNS]] == [0, 1, 2, 3] and sequence.num_turns == 4
+    texts = [found.decode(sequence.token_ids[start:end]) for start, end, _ in sequence.arrays[TURNS]]
+    end = "" if template is None else "<|im_end|>"
+    assert texts == [
+        f"4 of course{end}",
+        f"{first}{end}",
+        f"2{end}",
+        "4 of course<eos>" if not end else f"4 of course{end}",
+    ]
+    assert sequence.last_answer == "4 of course"
+    empty = chat_sequence(found, [CHAT[0], {"role": "assistant", "content": ""}, *CHAT[2:]])
+    validate((Group([Rollout(0, sequences=[sequence, empty])], taskset="t", task_key="k", source="import"),))
+    assert chat_sequence(found, CHAT, turns="last").num_turns == chat_sequence(found, CHAT, start=2).num_turns == 1
+
+
+def test_turns_of_a_written_chat_are_numbered_among_those_of_the_rollout_and_rewarded_at_the_last() -> None:
+    model = Model(type("Engine", (), {"tokenizer": tokenizer(CHATML)})(), Decoding())
+    model.write(CHAT[:1], "2")
+    turn = model.write_chat(CHAT)
+    model.write(CHAT[:1], "3")
+    turn.record(step_reward=0.5)
+    with pytest.raises(RftError, match="a written chat with 2 answers has no state for each of them"):
+        turn.record(state="s")
+    sequences = model.sequences()
+    assert [(s.turn_index, s.num_turns) for s in sequences] == [(0, 1), (1, 2), (3, 1)]
+    assert [number for *_, number in sequences[1].arrays[TURNS]] == [1, 2]
+    assert sequences[1].arrays["step_reward"].tolist() == [0.0, 0.5]
+    assert turn.sequence.arrays[TURNS][0, 2] == 0, "what is stored is a copy"
+    validate((Group([Rollout(0, sequences=sequences)], taskset="t", task_key="k", source="import"),))
 
 
 def test_only_the_last_answer_counts_with_turns_last() -> None:

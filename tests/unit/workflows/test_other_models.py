@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from operators.llm.endpoint import EndpointConfig
+from operators.llm.endpoint import BudgetConfig, EndpointConfig
 from rftcore.config.explorer import ExplorerConfig
+from rftcore.config.run import parse_config
 from rftcore.other_models.config import OtherModelConfig
 from rftcore.other_models.models import OtherModels
 from rftcore.workflows.multi_agent import multi_agent
@@ -28,12 +31,12 @@ def server() -> Iterator[ChatServer]:
     opened.close()
 
 
-def rolled(server: ChatServer, workflow: Any, **args: Any) -> Rollout:
+def rolled(server: ChatServer, workflow: Any, budget: BudgetConfig | None = None, **args: Any) -> Rollout:
     """A rollout in which the policy answers 2 and 1, beside two models."""
 
     def config(model: str) -> OtherModelConfig:
         endpoint = EndpointConfig(url=server.url, model=model, retries=0)
-        return OtherModelConfig(endpoint=endpoint, max_tokens=9, temperature=0.5)
+        return OtherModelConfig(endpoint=endpoint, max_tokens=9, temperature=0.5, budget=budget or BudgetConfig())
 
     spy, others = Spy(chat_tokenizer("qwen2_5")), OtherModels({"judge": config("big"), "gone": config("gone")})
     spy.will_answer("2", "1")
@@ -85,6 +88,30 @@ def test_an_unknown_model_ends_the_run_with_the_names_there_are(server: ChatServ
 
     with pytest.raises(ConfigError, match=r"explorer\.models does not have.*'referee'.*judge, gone"):
         rolled(server, asks)
+
+
+def test_a_used_up_budget_ends_the_run_before_a_further_request(server: ChatServer) -> None:
+    async def asks(task: Task, model: Model, score: Any) -> Score:
+        judge = model.other("judge")
+        await asyncio.gather(*(judge.chat(asked("hi")) for _ in range(3)))
+        return Score(0.0)
+
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot ask the model 'judge' any more: the budget 'explorer.models.judge' allows no further call: 2 of 2 calls are spent; "
+        r"raise explorer.models.judge.budget, and resume",
+    ):
+        rolled(server, asks, BudgetConfig(max_calls=2))
+    assert len(server.requests) == 2
+
+
+def test_a_budget_that_allows_no_call_is_refused() -> None:
+    endpoint = {"url": "http://127.0.0.1:1/v1", "model": "big"}
+    models = {"judge": {"endpoint": endpoint, "max_tokens": 99, "budget": {"max_tokens": 50}}}
+    with pytest.raises(
+        ConfigError, match=r"explorer.models.judge.*budget.max_tokens allows no call: .*the budget is 50: raise it"
+    ):
+        parse_config({"explorer": {"models": models}, "tasks": [{"name": "t", "source": "none"}]}, Path(), "test")
 
 
 def test_the_models_are_settings_of_the_explorer() -> None:

@@ -1,0 +1,58 @@
+"""`rft studio`: pages on a buffer, for people who read, label and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, author, opened
+
+
+def studio(
+    uri: BufferOption = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 0,
+    public_names: Annotated[
+        list[str] | None,
+        typer.Option("--public-name", help="Name by which browsers address it; may be repeated."),
+    ] = None,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-proxy",
+            help="A reverse proxy in front of it ends TLS; people sign in with accounts of the database.",
+        ),
+    ] = False,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", help="Certificate (PEM), to serve HTTPS itself.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--author", envvar="RFT_AUTHOR", help="Author of your labels; your login name by default."),
+    ] = None,
+) -> None:
+    """Open the studio: review and label experiences, and look at runs, in a browser.
+
+    The address that it prints signs you in once. Other people sign in with their accounts of the database (`rft docs roles`). Press Enter for
+    another address, Ctrl-C to stop.
+    """
+    from rftcore.studio.settings import StudioSettings
+
+    settings = StudioSettings(
+        host=host,
+        port=port,
+        hosts=tuple(public_names or ()),
+        behind_proxy=behind_proxy,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        author=by or author(),
+    )
+    from rftcore.studio.server import StudioServer, print_addresses
+
+    with opened(uri, "rft studio", schema="migrate") as buffer:
+        server = StudioServer(buffer, settings)
+        print_addresses(server, lambda line: print(line, flush=True))
+        server.serve()

@@ -1,0 +1,121 @@
+"""`/review`: one question after another to a person (stage human_review), for hands that stay on the keyboard.
+
+The browser keeps the next items ready and sends answers one after another (static/review.js), so nobody waits for the database. An item carries what
+its reader saw, and `rftdata.reviews` stores an answer only if that still holds.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form
+from fastapi.responses import JSONResponse, Response
+
+from rftcore.studio.chats import chat_parts
+from rftcore.studio.page import Page
+from rftcore.studio.visits import Visit, VisitOf
+from rftdata import reviews
+from rftdata.errors import QueryError
+
+PAGE = Page("Review", "/review", order=10)
+router = APIRouter()
+_MOST_AT_ONCE = 10
+_LONGEST_REASON = 20_000
+
+
+@router.get("/review")
+def review_page(visit: Visit, run: str | None = None) -> Response:
+    """Show the page, which then asks for items."""
+    run_id = _run_id(visit, run)
+    runs = visit.fetch("studio_runs_with_reviews")
+    return visit.render("review.html", run=run, run_id=run_id, runs=runs)
+
+
+@router.get("/review/items")
+def review_items(visit: Visit, count: int = 3, cursor: str = "", run_id: int | None = None) -> Response:
+    """Return the next items of the queue after a place."""
+    place = _place(cursor)
+    rows = reviews.next_reviews(visit.buffer, min(max(count, 1), _MOST_AT_ONCE), after=place, run_id=run_id)
+    return visit.render("review_items.html", items=_with_texts(visit, rows))
+
+
+@router.get("/review/item/{review_id}")
+def review_item(visit: Visit, review_id: int) -> Response:
+    """Return one item, answered or not."""
+    return visit.render("review_items.html", items=_with_texts(visit, [reviews.review(visit.buffer, review_id)]))
+
+
+@router.get("/review/progress")
+def review_progress(visit: Visit, run_id: int | None = None) -> Response:
+    """Return how far the queue is."""
+    return visit.render("review_progress.html", progress=reviews.progress(visit.buffer, run_id))
+
+
+@router.post("/review/answer")
+def answer(
+    visit: Visit,
+    review_id: Annotated[int, Form()],
+    choice: Annotated[str, Form(pattern="^(pass|drop)$")],
+    seen: Annotated[str, Form()] = "",
+    reward: Annotated[str, Form()] = "",
+    reason: Annotated[str, Form(max_length=_LONGEST_REASON)] = "",
+) -> Response:
+    """Store an answer."""
+    given = reviews.ReviewAnswer(
+        review_id=review_id,
+        choice="drop" if choice == "drop" else "pass",
+        reward=_number(reward) if reward.strip() else None,
+        reason=reason.strip() or None,
+        seen_label_id=int(seen) if seen else None,
+    )
+    receipt = reviews.answer(visit.buffer, given, author=visit.author)
+    visit.live.hint()
+    return JSONResponse({"label_batch_id": receipt.label_batch_id, "is_repeated": receipt.is_repeated})
+
+
+@router.post("/review/undo")
+def undo(visit: Visit, review_id: Annotated[int, Form()], label_batch_id: Annotated[str, Form()] = "") -> Response:
+    """Withdraw one's own answer."""
+    receipt = reviews.AnswerReceipt(review_id, int(label_batch_id) if label_batch_id else None)
+    reviews.withdraw(visit.buffer, receipt, author=visit.author)
+    visit.live.hint()
+    return JSONResponse({})
+
+
+def _run_id(visit: VisitOf, run: str | None) -> int | None:
+    return None if not run else visit.buffer.find_run(run).run_id
+
+
+def _place(cursor: str) -> reviews.QueuePlace | None:
+    if not cursor:
+        return None
+    deadline, _, review_id = cursor.rpartition("|")
+    try:
+        return reviews.QueuePlace(datetime.datetime.fromisoformat(deadline), int(review_id))
+    except ValueError as error:
+        raise QueryError("this is not a place in the queue", value=cursor, todo="load the page again") from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.strip().replace(",", "."))
+    except ValueError as error:
+        raise QueryError("the reward is not a number", value=text, allowed="a number such as 0.5") from error
+
+
+def _with_texts(visit: VisitOf, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ids = [row["experience_id"] for row in rows]
+    found = visit.buffer.database.fetch_by_index("studio_items", experience_ids=ids) if ids else []
+    texts = {row["experience_id"]: row for row in found}
+    return [
+        {
+            **texts[row["experience_id"]],
+            **row,
+            "label_id": texts[row["experience_id"]]["label_id"],
+            "cursor": f"{row['deadline'].isoformat()}|{row['review_id']}",
+            "parts": chat_parts(*(texts[row["experience_id"]][name] for name in ("messages", "prompt", "response"))),
+        }
+        for row in rows
+        if row["experience_id"] in texts
+    ]

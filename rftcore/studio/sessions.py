@@ -1,0 +1,159 @@
+"""Who has signed in, with connections of their own.
+
+A session belongs to one account of the database and holds that account's connections, so the database itself decides what a page can do, and
+records the account with everything that is written. A password is kept in the memory of this process, inside the connections, and
+nowhere else. Sessions end with the process, after 12 hours without a request, and when the person signs out.
+
+Two ways lead to a session: the one-time address that a personal studio prints, and the name and password of an account. A third way, such as
+OIDC, belongs into `Sessions` beside them: a method that checks a proof of identity and ends with `_begin`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+
+from rftdata.buffer import Buffer
+from rftdata.connection import open_as
+from rftdata.errors import BufferUnavailableError, RftError
+
+IDLE_S = 12 * 3600.0
+MAX_SESSIONS = 500
+
+
+class SignInError(RftError):
+    """A sign-in is refused. The message does not tell whether the name or the password is wrong."""
+
+
+@dataclass
+class Session:
+    """A person at a browser.
+
+    Attributes:
+        cookie: secret that identifies the session; only in the cookie.
+        write_token: secret that writes must carry; only in pages.
+        author: author of what the person writes.
+        account: the account of the database.
+        buffer: the buffer, with connections of the account.
+        may_label: whether the account may set rewards.
+        is_owner: whether the person started the studio.
+    """
+
+    author: str
+    account: str
+    buffer: Buffer
+    may_label: bool
+    is_owner: bool
+    cookie: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    write_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    last_used: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """All sessions of a studio; safe for threads.
+
+    Args:
+        buffer: the buffer as the person who started the studio opened it.
+        owner: author of what that person writes.
+        is_personal: whether one-time addresses exist.
+    """
+
+    def __init__(self, buffer: Buffer, owner: str, *, is_personal: bool) -> None:
+        self._buffer, self._owner, self._is_personal = buffer, owner, is_personal
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._one_time: set[str] = set()
+
+    def one_time_token(self) -> str | None:
+        """Return a new token that signs in the owner once; None if the studio is not personal."""
+        if not self._is_personal:
+            return None
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            self._one_time.add(token)
+        return token
+
+    def redeem(self, token: str) -> Session | None:
+        """Return a session of the owner for a one-time token, which ends with it; None if there is no such token."""
+        with self._lock:
+            found = next((each for each in self._one_time if hmac.compare_digest(each.encode(), token.encode())), None)
+            if found is None:
+                return None
+            self._one_time.discard(found)
+        return self._begin(self._owner, self._buffer, is_owner=True)
+
+    def sign_in(self, account: str, password: str) -> Session:
+        """Return a session for the name and the password of an account of the database.
+
+        Raises:
+            SignInError: the database refuses them, or too many people have signed in.
+            BufferUnavailableError: the database does not answer.
+        """
+        try:
+            buffer = open_as(self._buffer, account, password, application="rft studio")
+        except BufferUnavailableError:
+            self._buffer.database.fetch("buffer_id")  # the database answers others, so it has refused this account
+            raise SignInError("the name or the password is wrong") from None
+        try:
+            return self._begin(account, buffer, is_owner=False)
+        except BaseException:
+            buffer.close()
+            raise
+
+    def _begin(self, author: str, buffer: Buffer, *, is_owner: bool) -> Session:
+        rights = buffer.database.fetch("studio_rights")[0]
+        if not rights["may_read"]:
+            raise SignInError(
+                f"the account {rights['account']} may not read the buffer",
+                todo=f"its owner allows it: GRANT rft_labeler TO {rights['account']}",
+            )
+        session = Session(author, rights["account"], buffer, rights["may_label"], is_owner)
+        with self._lock:
+            ended = self._remove_idle()
+            is_full = len(self._sessions) >= MAX_SESSIONS
+            if not is_full:
+                self._sessions[session.cookie] = session
+        self._close(ended)
+        if is_full:
+            raise SignInError(
+                "too many people have signed in", value=MAX_SESSIONS, todo="somebody who has finished must sign out"
+            )
+        return session
+
+    def find(self, cookie: str | None) -> Session | None:
+        """Return the session of a cookie; None if it has ended."""
+        now = time.monotonic()
+        with self._lock:
+            session = self._sessions.get(cookie or "")
+            if session is None or now - session.last_used > IDLE_S:
+                return None
+            session.last_used = now
+            return session
+
+    def end(self, session: Session) -> None:
+        """Sign out."""
+        with self._lock:
+            self._sessions.pop(session.cookie, None)
+        self._close([session])
+
+    def close(self) -> None:
+        """End all sessions."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        self._close(sessions)
+
+    def _remove_idle(self) -> list[Session]:
+        oldest = time.monotonic() - IDLE_S
+        idle = [session for session in self._sessions.values() if session.last_used < oldest]
+        for session in idle:
+            del self._sessions[session.cookie]
+        return idle
+
+    def _close(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            if not session.is_owner:
+                session.buffer.close()

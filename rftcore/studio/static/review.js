@@ -1,0 +1,179 @@
+// The review queue. The next items are fetched ahead, so a key shows the next one at once while the answer is sent behind it.
+import { takeBack, write } from "./writes.js";
+import { problem } from "./problems.js";
+
+const place = document.getElementById("review");
+const AHEAD = 4;
+const DONE = "rft-studio-done";
+
+const actions = document.getElementById("actions");
+const ready = []; // items fetched ahead, in order
+let current = null;
+let cursor = ""; // place in the queue after the last fetched item
+let isAtEnd = false;
+let hasSkipped = false;
+let fetching = null;
+let done = JSON.parse(sessionStorage.getItem(DONE) || "[]"); // answers of this tab, newest last
+const undone = [];
+const shown = new Map(); // review id -> article, for the newest answers
+const answered = new Set(done.map((each) => each.fields.review_id));
+let since = 0;
+
+async function items(url) {
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(await response.text());
+  const template = document.createElement("template");
+  template.innerHTML = await response.text();
+  return [...template.content.querySelectorAll("article")];
+}
+
+function fetchAhead() {
+  fetching ??= (async () => {
+    try {
+      const query = new URLSearchParams({ count: AHEAD, cursor, ...(place.dataset.runId && { run_id: place.dataset.runId }) });
+      const found = await items(`/review/items?${query}`);
+      if (found.length) cursor = found.at(-1).dataset.cursor;
+      isAtEnd = found.length < AHEAD;
+      const known = new Set([current, ...ready].map((each) => each?.dataset.reviewId));
+      ready.push(...found.filter((each) => !answered.has(each.dataset.reviewId) && !known.has(each.dataset.reviewId)));
+    } finally {
+      fetching = null;
+    }
+  })();
+  return fetching;
+}
+
+function show(article) {
+  current = article;
+  place.replaceChildren(...(article ? [article] : []));
+  document.getElementById("review-empty").hidden = Boolean(article);
+  actions.hidden = false;
+  for (const each of actions.querySelectorAll("[data-choice], #skip")) each.disabled = !article;
+  document.getElementById("reward").value = "";
+  document.getElementById("reason").value = "";
+  since = performance.now();
+  if (article) {
+    scrollTo({ top: 0 });
+    article.focus({ preventScroll: true });
+  }
+}
+
+async function next() {
+  if (ready.length) {
+    show(ready.shift());
+    if (ready.length < 2 && !isAtEnd) fetchAhead().catch(() => {});
+    return;
+  }
+  show(null);
+  document.getElementById("review-empty").hidden = true;
+  try {
+    while (!ready.length && !isAtEnd) await fetchAhead();
+    if (!ready.length && cursor) {
+      // The end: what was skipped comes again, and what became urgent meanwhile.
+      cursor = "";
+      isAtEnd = false;
+      while (!ready.length && !isAtEnd) await fetchAhead();
+      if (ready.length && hasSkipped) say(place.dataset.again);
+      hasSkipped = false;
+    }
+    if (!current) ready.length ? await next() : show(null);
+  } catch {
+    problem(document.body.dataset.offline);
+    setTimeout(() => !current && next(), 2000);
+  }
+}
+
+function say(text) {
+  const line = document.createElement("p");
+  line.textContent = text;
+  document.getElementById("state").replaceChildren(line);
+  setTimeout(() => line.remove(), 4000);
+}
+
+function remember() {
+  done = done.slice(-200);
+  sessionStorage.setItem(DONE, JSON.stringify(done));
+  for (const id of [...shown.keys()].slice(0, -20)) shown.delete(id);
+}
+
+function submit(choice, reward, reason) {
+  const article = current;
+  if (!article) return;
+  const id = article.dataset.reviewId;
+  const fields = { review_id: id, choice, reward, reason, seen: article.dataset.seen, seconds: ((performance.now() - since) / 1000).toFixed(1) };
+  const entry = { fields };
+  answered.add(id);
+  shown.set(id, article);
+  entry.key = write("/review/answer", fields, (_, refusal) => {
+    if (refusal) {
+      answered.delete(id);
+      done = done.filter((each) => each !== entry);
+      problem(`${place.dataset.notStored}: ${refusal.problem}${refusal.todo ? `; ${refusal.todo}` : ""}`);
+    }
+    remember();
+  });
+  done.push(entry);
+  undone.length = 0;
+  remember();
+  next();
+}
+
+async function undo() {
+  const entry = done.pop();
+  if (!entry) return say(place.dataset.nothingToUndo);
+  const id = entry.fields.review_id;
+  const again = async (article) => {
+    answered.delete(id);
+    if (current) ready.unshift(current);
+    show(article || (await items(`/review/item/${id}`))[0]);
+    undone.push(entry);
+    say(place.dataset.undone);
+  };
+  if (takeBack(entry.key)) return again(shown.get(id));
+  const fields = { review_id: id, label_batch_id: { of: entry.key, name: "label_batch_id" } };
+  write("/review/undo", fields, (_, refusal) => {
+    if (refusal) problem(`${place.dataset.notStored}: ${refusal.problem}`);
+    else again(null).catch(() => problem(document.body.dataset.offline));
+  });
+  remember();
+}
+
+function redo() {
+  const entry = undone.at(-1);
+  if (!entry || current?.dataset.reviewId !== entry.fields.review_id) return;
+  const rest = undone.slice(0, -1);
+  submit(entry.fields.choice, entry.fields.reward, entry.fields.reason);
+  undone.push(...rest);
+}
+
+if (place) {
+  for (const button of actions.querySelectorAll("button[data-choice]")) {
+    button.addEventListener("click", (event) => {
+      if (button.form) return; // its form submits
+      event.preventDefault();
+      submit(button.dataset.choice, button.dataset.reward ?? "", document.getElementById("reason").value);
+    });
+  }
+  document.getElementById("own-reward").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const field = document.getElementById("reward");
+    if (!Number.isFinite(Number(field.value.replace(",", "."))) || !field.value.trim()) return field.focus();
+    const value = field.value;
+    field.blur();
+    submit("pass", value, document.getElementById("reason").value);
+  });
+  document.getElementById("skip").addEventListener("click", () => {
+    hasSkipped = true;
+    next();
+  });
+  document.getElementById("undo").addEventListener("click", undo);
+  document.getElementById("redo").addEventListener("click", redo);
+  document.addEventListener("studio:live", () => {
+    if (!current && !fetching) {
+      cursor = "";
+      isAtEnd = false;
+      next();
+    }
+  });
+  next();
+}

@@ -1,0 +1,94 @@
+// Writes that survive a lost connection, a restarted studio and a reload: they wait in the tab's storage and are sent one after another.
+// The server recognises a write that it has stored before, so sending one twice does no harm.
+import { problem } from "./problems.js";
+
+const STORE = "rft-studio-writes";
+const RECEIPTS = "rft-studio-receipts";
+let waiting = JSON.parse(sessionStorage.getItem(STORE) || "[]");
+let receipts = JSON.parse(sessionStorage.getItem(RECEIPTS) || "[]"); // [key, answer] of the newest stored writes
+let isSending = false;
+let pause = 1000;
+const settled = new Map(); // key of a write -> what to call with (answer, problem)
+
+function save() {
+  sessionStorage.setItem(STORE, JSON.stringify(waiting));
+  const state = document.getElementById("state");
+  if (!waiting.length) state.querySelector("[data-unsent]")?.remove();
+}
+
+function tell(text) {
+  const state = document.getElementById("state");
+  const line = state.querySelector("[data-unsent]") || state.appendChild(document.createElement("p"));
+  line.dataset.unsent = "";
+  line.textContent = `${text} (${document.body.dataset.unsent}: ${waiting.length})`;
+}
+
+// Take back a write that has not been sent; false if it is on its way or stored.
+export function takeBack(key) {
+  const index = waiting.findIndex((each, i) => each.key === key && !(i === 0 && isSending));
+  if (index < 0) return false;
+  waiting.splice(index, 1);
+  save();
+  return true;
+}
+
+export function write(url, fields, whenSettled) {
+  const key = crypto.randomUUID();
+  waiting.push({ key, url, fields });
+  if (whenSettled) settled.set(key, whenSettled);
+  save();
+  send();
+  return key;
+}
+
+// A field may be taken from the answer to an earlier write, which may itself still wait: {of: key, name: field}.
+function resolved(value) {
+  if (!value?.of) return value ?? "";
+  return receipts.find(([key]) => key === value.of)?.[1]?.[value.name] ?? "";
+}
+
+async function attempt({ key, url, fields }) {
+  const filled = Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, resolved(value)]));
+  const response = await fetch(url, {
+    method: "POST",
+    headers: { "X-Studio-Token": document.body.dataset.token, Accept: "application/json" },
+    body: new URLSearchParams({ ...filled, key }),
+  });
+  const isJson = (response.headers.get("content-type") || "").includes("json");
+  return { status: response.status, body: isJson ? await response.json() : { problem: await response.text() } };
+}
+
+export async function send() {
+  if (isSending) return;
+  isSending = true;
+  try {
+    while (waiting.length) {
+      const current = waiting[0];
+      const { status, body } = await attempt(current);
+      if (status === 401 || status === 403 || status >= 500) {
+        tell(body.problem);
+        throw new Error(String(status));
+      }
+      waiting.shift();
+      if (status < 400) receipts = [...receipts.slice(-200), [current.key, body]];
+      sessionStorage.setItem(RECEIPTS, JSON.stringify(receipts));
+      save();
+      pause = 1000;
+      settled.get(current.key)?.(status < 400 ? body : null, status < 400 ? null : body);
+      if (status >= 400 && !settled.has(current.key)) problem(body.problem);
+      settled.delete(current.key);
+    }
+  } catch (error) {
+    if (error instanceof TypeError) tell(document.body.dataset.offline);
+    setTimeout(send, pause);
+    pause = Math.min(2 * pause, 15000);
+  } finally {
+    isSending = false;
+  }
+}
+
+addEventListener("online", send);
+addEventListener("beforeunload", (event) => {
+  if (waiting.length) event.preventDefault();
+});
+if (waiting.length) send();

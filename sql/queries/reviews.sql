@@ -1,0 +1,33 @@
+-- name: next_reviews (read)
+-- Reviews that wait for a person, most urgent first, after a place in that order.
+SELECT w.review_id, w.experience_id, w.group_id, w.run_id, w.name, w.question, w.otherwise::text AS otherwise, w.deadline,
+       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left
+FROM rft.review w JOIN rft.rollout_group g ON g.group_id = w.group_id
+WHERE w.answer IS NULL AND w.deadline > rft.clock() AND g.status = 'sealed' AND g.left_by IS NULL
+  AND (w.deadline, w.review_id) > (coalesce(%(after_deadline)s::timestamptz, '-infinity'), coalesce(%(after_id)s::bigint, 0))
+  AND (%(run_id)s::bigint IS NULL OR w.run_id = %(run_id)s)
+ORDER BY w.deadline, w.review_id LIMIT %(count)s;
+
+-- name: review_to_answer (read)
+-- A review with its answer, and the newest label of its experience.
+SELECT w.review_id, w.experience_id, w.group_id, w.run_id, w.name, w.question, w.otherwise::text AS otherwise, w.deadline, w.answer::text AS answer, w.author,
+       w.session_user_name, w.session_user_name = session_user AS is_own, rft.clock() >= w.deadline AS is_late, e.reward,
+       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left,
+       (SELECT max(l.label_id) FROM rft.label l WHERE l.experience_id = w.experience_id AND l.turn IS NULL) AS label_id
+FROM rft.review w JOIN rft.experience e USING (experience_id) WHERE w.review_id = %(review_id)s;
+
+-- name: label_by (read)
+-- A label with its author, to tell whether it is one's own.
+SELECT author, session_user_name = session_user AS is_own, new_value, label_batch_id FROM rft.label WHERE label_id = %(label_id)s;
+
+-- name: answer_review
+-- Answer one review, or withdraw its answer (NULL).
+UPDATE rft.review SET answer = %(answer)s::text::rft.review_answer WHERE review_id = %(review_id)s;
+
+-- name: review_progress (read)
+-- How many questions wait, and how many were answered, by this account and by all.
+SELECT (SELECT count(*) FROM rft.review w JOIN rft.rollout_group g ON g.group_id = w.group_id
+        WHERE w.answer IS NULL AND w.deadline > rft.clock() AND g.status = 'sealed' AND g.left_by IS NULL
+          AND (%(run_id)s::bigint IS NULL OR w.run_id = %(run_id)s)) AS waiting,
+       count(*) FILTER (WHERE session_user_name = session_user) AS mine, count(*) AS answered
+FROM rft.review WHERE answer IS NOT NULL AND (%(run_id)s::bigint IS NULL OR run_id = %(run_id)s);

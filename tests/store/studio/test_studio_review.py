@@ -1,0 +1,134 @@
+"""The review queue as a labeller sees it, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import rftdata
+from tests.support.browsers import violations
+from tests.support.studio_site import Site
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def page(tab: Any, site: Site) -> Any:
+    """The queue in a new tab."""
+    tab.goto(f"{site.origin}/review")
+    tab.wait_for_selector("article.item")
+    return tab
+
+
+def shown(page: Any) -> int:
+    return int(page.locator("#review article").get_attribute("data-experience-id"))
+
+
+def press(page: Any, key: str) -> None:
+    """Press a key, and wait until another item is shown."""
+    before = page.locator("#review article").get_attribute("data-review-id")
+    page.keyboard.press(key)
+    page.locator(f"#review article:not([data-review-id='{before}'])").wait_for()
+
+
+def settled(page: Any) -> None:
+    """Wait until nothing waits to be sent."""
+    wait_until(lambda: page.evaluate("(sessionStorage.getItem('rft-studio-writes') || '[]') === '[]'"))
+
+
+def state(buffer: rftdata.Buffer, experience: int) -> tuple[float, str | None]:
+    query = "SELECT reward, answer::text AS answer FROM rft.review JOIN rft.experience USING (experience_id) WHERE experience_id = %s"
+    (row,) = buffer.sql(query, [experience]).to_pylist()
+    return row["reward"], row["answer"]
+
+
+def test_one_key_answers_and_shows_the_next_item(page: Any, studio_buffer: rftdata.Buffer) -> None:
+    first = shown(page)
+    press(page, "0")
+    second = shown(page)
+    press(page, "d")
+    third = shown(page)
+    press(page, "Enter")
+    settled(page)
+    assert len({first, second, third}) == 3
+    assert state(studio_buffer, first) == (0.0, "pass")
+    assert state(studio_buffer, second)[1] == "drop"
+    assert state(studio_buffer, third)[1] == "pass"
+
+
+def test_keys_do_nothing_while_a_person_types(page: Any, studio_buffer: rftdata.Buffer) -> None:
+    before = shown(page)
+    page.keyboard.press("c")
+    page.keyboard.type("10 dus?")
+    assert shown(page) == before and page.locator("#reason").input_value() == "10 dus?"
+    page.keyboard.press("Escape")
+    page.keyboard.press("r")
+    page.keyboard.type("0,25")
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "id => document.querySelector('#review article')?.dataset.experienceId !== id", arg=str(before)
+    )
+    settled(page)
+    assert state(studio_buffer, before) == (0.25, "pass")
+    label = studio_buffer.sql("SELECT reason FROM rft.label WHERE experience_id = %s", [before]).to_pylist()
+    assert label == [{"reason": "10 dus?"}]
+
+
+def test_undo_and_redo_work_over_several_items(page: Any, studio_buffer: rftdata.Buffer) -> None:
+    first = shown(page)
+    before = state(studio_buffer, first)
+    press(page, "0" if before[0] else "1")
+    second = shown(page)
+    press(page, "d")
+    for experience in (second, first):
+        press(page, "u")
+        settled(page)
+        assert shown(page) == experience
+    assert state(studio_buffer, first) == before and state(studio_buffer, second)[1] is None
+    press(page, "U")
+    assert shown(page) == second
+    press(page, "U")
+    settled(page)
+    assert state(studio_buffer, first)[1] == "pass" and state(studio_buffer, second)[1] == "drop"
+
+
+def test_a_skipped_item_comes_again_at_the_end(page: Any, studio_buffer: rftdata.Buffer) -> None:
+    first = shown(page)
+    waiting = studio_buffer.sql("SELECT count(*) AS n FROM rft.v_review_queue")["n"].to_pylist()[0]
+    for _ in range(waiting - 1):
+        press(page, "s")
+        assert shown(page) != first
+    press(page, "s")
+    assert shown(page) == first
+    assert "skipped" in page.locator("#state").inner_text()
+
+
+def test_the_keys_are_shown_beside_the_actions_and_under_the_question_mark(page: Any) -> None:
+    assert page.get_by_role("button", name="Right").locator("kbd").inner_text() == "1"
+    page.keyboard.press("?")
+    rows = page.locator("#keys tr").all_inner_texts()
+    assert [row for row in rows if row.startswith("u") and "Undo" in row]
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+
+
+def test_texts_of_models_do_nothing_on_the_page(page: Any) -> None:
+    while "\\u202e" not in page.locator("#review").inner_text():
+        press(page, "s")
+    assert page.title().startswith("Review")
+    assert page.locator("#review img, #review script, #review [hx-get]").count() == 0
+    assert page.locator("#review .control").count() > 0 and "\u202e" not in page.content()
+    assert violations(page) == []
+
+
+def test_it_is_usable_on_a_telephone_and_in_chinese(page: Any) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("button", name="中文").click()
+    page.get_by_role("heading", name="审阅").wait_for()
+    page.wait_for_selector("article.item")
+    assert violations(page) == []
+    page.get_by_role("button", name="English").click()
+    page.get_by_role("heading", name=re.compile("Review")).wait_for()
+    page.wait_for_selector("article.item")

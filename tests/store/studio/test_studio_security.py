@@ -1,0 +1,216 @@
+"""Every rule of the studio's safety, against the real server (docs/security.md)."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import sys
+
+import pytest
+
+import rftdata
+from rftcore.studio.settings import StudioSettings
+from rftdata.errors import ConfigError
+from tests.support.studio_site import FROM_HERE, PASSWORD, Site, open_site
+
+ANSWER = {"review_id": "1", "choice": "pass"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "example.org"])
+def test_other_machines_reach_no_studio_without_encryption(host: str) -> None:
+    with pytest.raises(ConfigError, match="without encryption"):
+        StudioSettings(host=host)
+    StudioSettings(host=host, behind_proxy=True, hosts=("studio.example.org",))
+
+
+@pytest.mark.parametrize("name", ["evil.example.org", "127.0.0.1.evil.example.org", "", "localhost.", "[::2]:80"])
+def test_a_forged_host_is_refused(site: Site, name: str) -> None:
+    with site.stranger(Host=name) as client:
+        assert client.get("/sign-in").status_code == 400
+
+
+def test_a_one_time_address_signs_in_once_and_is_cleaned(site: Site) -> None:
+    address = site.server.address()
+    with site.stranger() as first, site.stranger() as second:
+        answer = first.get(address)
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert address.partition("token=")[2] not in answer.text and 'content="0; url=/"' in answer.text
+        assert first.get("/review").status_code == 200
+        assert second.get(address).status_code == 401
+        assert second.get("/review").headers["location"] == "/sign-in?next=%2Freview"
+
+
+def test_neither_tokens_nor_passwords_are_logged(
+    studio_buffer: rftdata.Buffer, ada: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with (
+        open_site(studio_buffer) as site,
+        site.owner() as owner,
+        site.account(ada) as labeller,
+        site.stranger(**FROM_HERE) as wrong,
+    ):
+        wrong.post("/sign-in", data={"account": ada, "password": "secret guess"})
+        secrets = [PASSWORD, "secret guess", *owner.cookies.values(), *labeller.cookies.values()]
+        owner.get("/nothing")
+    own = [
+        record.getMessage() for record in caplog.records if not record.name.startswith("http")
+    ]  # not those of the test's client
+    printed = "\n".join([*own, *capfd.readouterr()])
+    assert not [secret for secret in secrets if secret in printed]
+
+
+def test_labels_name_the_account_that_signed_in(site: Site, ada: str, studio_buffer: rftdata.Buffer) -> None:
+    with site.account(ada) as client:
+        assert (
+            client.post("/review/answer", data={"review_id": "2", "choice": "pass", "reward": "0.25"}).status_code
+            == 200
+        )
+    rows = studio_buffer.sql("SELECT author, session_user_name FROM rft.label WHERE experience_id = 2").to_pylist()
+    assert rows == [{"author": ada, "session_user_name": ada}]
+
+
+def test_an_account_without_the_right_is_told_so_and_changes_nothing(site: Site, studio_buffer: rftdata.Buffer) -> None:
+    from tests.support.studio_site import account
+
+    with account(studio_buffer, "rita", "rft_reader"), site.account("rita") as client:
+        answer = client.post("/review/answer", data=ANSWER, headers={"Accept": "application/json"})
+    assert answer.status_code == 422 and "lacks the right" in answer.json()["problem"]
+    with account(studio_buffer, "nils", None), site.stranger(**FROM_HERE) as client:
+        answer = client.post("/sign-in", data={"account": "nils", "password": PASSWORD})
+    assert answer.status_code == 401 and "GRANT rft_labeler TO nils" in answer.text
+
+
+def test_a_wrong_password_and_an_unknown_name_look_alike(studio_buffer: rftdata.Buffer, ada: str) -> None:
+    with open_site(studio_buffer) as site, site.stranger(**FROM_HERE) as client:
+        answers = [
+            client.post("/sign-in", data={"account": name, "password": "wrong"}).text.replace(name, "")
+            for name in (ada, "nobody")
+        ]
+    assert answers[0] == answers[1] and "wrong" in answers[0]
+
+
+def test_an_empty_password_is_not_looked_up_elsewhere(
+    studio_buffer: rftdata.Buffer, ada: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    with open_site(studio_buffer) as site, site.stranger(**FROM_HERE) as client:
+        assert client.post("/sign-in", data={"account": ada, "password": ""}).status_code in (401, 422)
+
+
+def test_sign_in_is_limited(studio_buffer: rftdata.Buffer, ada: str) -> None:
+    with open_site(studio_buffer) as site, site.stranger(**FROM_HERE) as client:
+        tries = [client.post("/sign-in", data={"account": ada, "password": f"guess {n}"}).status_code for n in range(6)]
+        assert tries == [401] * 5 + [429]
+        assert client.post("/sign-in", data={"account": ada, "password": PASSWORD}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "https://evil.example.org"},
+        {"Origin": "null"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_write_from_elsewhere_is_refused(site: Site, headers: dict[str, str]) -> None:
+    with site.owner() as client:
+        del client.headers["Sec-Fetch-Site"]
+        assert client.post("/review/answer", data=ANSWER, headers=headers).status_code == 403
+        assert client.post("/sign-in", data={"account": "a", "password": "b"}, headers=headers).status_code == 403
+
+
+def test_an_older_browser_may_name_its_origin_instead(site: Site) -> None:
+    with site.owner() as client:
+        del client.headers["Sec-Fetch-Site"]
+        assert client.post("/language", data={"language": "zh"}, headers={"Origin": site.origin}).status_code == 200
+
+
+def test_a_write_without_the_token_of_the_session_is_refused(site: Site) -> None:
+    with site.owner() as client, site.owner() as other:
+        token = client.headers.pop("X-Studio-Token")
+        assert client.post("/review/answer", data=ANSWER).status_code == 403
+        assert other.post("/review/answer", data=ANSWER, headers={"X-Studio-Token": token}).status_code == 403
+
+
+def test_no_get_route_writes(site: Site, studio_buffer: rftdata.Buffer) -> None:
+    with site.owner() as client:
+        for path in ("/review/answer", "/review/undo", "/sign-out", "/language"):
+            assert client.get(path, params=ANSWER).status_code in (404, 405)
+
+
+def test_every_answer_has_the_policy(site: Site) -> None:
+    with site.owner() as client, site.stranger() as stranger:
+        answers = [
+            client.get("/review"),
+            client.get("/nothing"),
+            client.get("/static/studio.js"),
+            stranger.get("/sign-in"),
+        ]
+        answers += [
+            stranger.get("/review"),
+            client.post("/review/answer", data={}),
+            stranger.get("/sign-in", headers={"Host": "x"}),
+        ]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answers[0].headers["cache-control"] == "no-store"
+
+
+def test_a_body_is_limited_whether_or_not_it_names_its_length(site: Site) -> None:
+    with site.owner() as client:
+        assert client.post("/review/answer", data={**ANSWER, "reason": "x" * 2**20}).status_code == 413
+        pieces = (b"reason=" + b"x" * 2**16 for _ in range(20))
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert client.post("/review/answer", content=pieces, headers=headers).status_code == 413
+
+
+def test_a_sign_in_leads_to_no_other_site(site: Site, ada: str) -> None:
+    for path in ("//evil.example.org", "https://evil.example.org", "/\\evil.example.org"):
+        with site.stranger(**FROM_HERE) as client:
+            answer = client.post("/sign-in", params={"next": path}, data={"account": ada, "password": PASSWORD})
+            assert answer.headers.get("location", "/") == "/"
+
+
+def test_no_path_leads_out_of_the_static_files(site: Site) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", site.server.port)  # a client that leaves paths as they are
+    for path in ("/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static//etc/passwd"):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status in (404, 405) and b"import" not in answer.read()
+    connection.close()
+
+
+def test_a_studio_behind_a_proxy_has_no_one_time_address_and_a_secure_cookie(
+    studio_buffer: rftdata.Buffer, ada: str
+) -> None:
+    with open_site(studio_buffer, behind_proxy=True, hosts=("studio.example.org",)) as site:
+        assert site.server.address() == "https://studio.example.org/"
+        with site.stranger(Host="studio.example.org", **FROM_HERE) as client:
+            answer = client.post("/sign-in", data={"account": ada, "password": PASSWORD})
+    assert answer.headers["set-cookie"].startswith("__Host-rft_studio=") and "Secure" in answer.headers["set-cookie"]
+
+
+def test_signing_out_ends_the_session(site: Site, ada: str) -> None:
+    with site.account(ada) as client:
+        cookie = dict(client.cookies)
+        assert client.post("/sign-out").headers["hx-redirect"] == "/sign-in"
+        with site.stranger() as again:
+            again.cookies.update(cookie)
+            assert again.get("/review").status_code == 303
+
+
+def test_the_studio_has_loaded_no_training_stack() -> None:
+    import subprocess
+
+    program = (
+        "import rftcore.studio.server, sys; print(sorted({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
