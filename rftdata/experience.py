@@ -400,7 +400,7 @@ def check_reward_parts(parts: Mapping[str, float | None]) -> None:
     for name, value in parts.items():
         if value is not None and not is_number(value):
             raise RftError(
-                f"the part {name!r} of a reward is not a finite number",
+                f"the part {name!r} of reward_parts is not a finite number",
                 value=value,
                 allowed=f"a number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, or None",
                 todo="correct what computes it; metrics may have other values",

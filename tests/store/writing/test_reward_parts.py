@@ -55,7 +55,7 @@ def test_that_json_has_as_large_integers_are_drawn(buffer: Buffer) -> None:
 
 @pytest.mark.parametrize("value", ["right", math.inf, 10**400, [1.0]])
 def test_that_are_no_numbers_are_refused(buffer: Buffer, value: Any) -> None:
-    with pytest.raises(RftError, match="the part 'right' of a reward is not a finite number") as raised:
+    with pytest.raises(RftError, match="the part 'right' of reward_parts is not a finite number") as raised:
         drawn(buffer, "grpo", {"right": 1.0}, {"right": value})
     assert "allowed: a number between -3.4e+38 and 3.4e+38, or None" in str(raised.value)
     assert buffer.sql("SELECT count(*) FROM rft.experience").column(0).to_pylist() == [0]
