@@ -18,7 +18,8 @@ class ExplorerConfig(Section):
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
     workflow: str = Field(
-        "single_turn", description="single_turn, demonstration, environment, multi_agent, or the path of your own."
+        "single_turn",
+        description="single_turn, demonstration, environment, tools, multi_agent, agent (any program), or the path of your own.",
     )
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
     reward: list[RewardConfig] = Field(

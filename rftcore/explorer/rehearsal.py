@@ -20,7 +20,7 @@ from rftcore.environments import EnvironmentLimits
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
-from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of
+from rftcore.explorer.taskset_runners import decoding_of, environments_of, limits_of, programs_of
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
 from rftcore.other_models.models import OtherModels
 from rftcore.tools.tool_boxes import ToolBoxes
@@ -141,6 +141,7 @@ def open_trial(
         limits = replace(limits, max_turns=min(limits.max_turns or _MAX_TURNS, _MAX_TURNS))
     environments = environments_of(resolved)
     boxes = ToolBoxes(resolved.config.base_dir)
+    programs = programs_of(resolved)
     others = OtherModels(explorer.models)
     runner = RolloutRunner(
         engine=engine,
@@ -155,6 +156,7 @@ def open_trial(
         on_failure=lambda *failure: failures.append(failure),
         environments=environments,
         tools=boxes,
+        programs=programs,
         others=others,
         environment_limits=EnvironmentLimits(min(longest_s, explorer.step_timeout_s), explorer.reset_timeout_s),
     )
@@ -165,6 +167,7 @@ def open_trial(
         loop.close()
         environments.close()
         boxes.close()
+        programs.close()
         others.close()
         scorer.close()
 

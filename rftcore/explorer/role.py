@@ -32,6 +32,7 @@ from rftcore.explorer.taskset_runners import (
     environment_limits_of,
     environments_of,
     limits_of,
+    programs_of,
     scorer_of,
 )
 from rftcore.explorer.teacher import open_teacher
@@ -161,6 +162,7 @@ class Explorer:
             drafts=self.drafts,
             environments=environments_of(self.resolved),
             tools=ToolBoxes(self.resolved.config.base_dir),
+            programs=programs_of(self.resolved),
             others=OtherModels(self.config.models, self.usage),
             environment_limits=environment_limits_of(self.config),
         )

@@ -30,6 +30,7 @@ from rftcore.explorer.score_value import checked_score
 from rftcore.explorer.scorer import Scorer as RewardScorer
 from rftcore.failures import InfrastructureError, describe, holds, user_stack
 from rftcore.other_models.models import NO_MODELS, OtherModels
+from rftcore.programs.hosts import ProgramHosts, programs_of_rollout
 from rftcore.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.tools.tool_boxes import ToolBoxes, tools_of_rollout
 from rftcore.workflows.inputs import PER_TURN
@@ -78,7 +79,7 @@ class RolloutRunner:
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
         environments: of its rollouts; None: each environment that a workflow opens has a host for itself.
-        tools: of its rollouts; None: they are opened for each rollout.
+        tools, programs: of its rollouts; None: they are opened for each rollout.
         others: models that workflows ask besides the policy.
     """
 
@@ -99,6 +100,7 @@ class RolloutRunner:
     clocks: RolloutClocks = field(default_factory=RolloutClocks)
     environments: EnvironmentHosts | None = None
     tools: ToolBoxes | None = None
+    programs: ProgramHosts | None = None
     others: OtherModels = NO_MODELS
     environment_limits: EnvironmentLimits = EnvironmentLimits()  # noqa: RUF009 - it is frozen
 
@@ -273,7 +275,10 @@ class RolloutRunner:
             return replace(score, reward=reward, by_role=by_role | _of_last(last, reward))
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
-        with nullcontext() if self.tools is None else tools_of_rollout(self.tools):
+        with (
+            nullcontext() if self.tools is None else tools_of_rollout(self.tools),
+            nullcontext() if self.programs is None else programs_of_rollout(self.programs),
+        ):
             if not _is_async(self.workflow):
                 return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
             return await self.workflow(task, model, self.scorer, **self.workflow_args)

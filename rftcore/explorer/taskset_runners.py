@@ -11,6 +11,7 @@ from rftcore.environments import EnvironmentHosts, EnvironmentLimits
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
+from rftcore.programs.hosts import ProgramHosts
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.limits import Limits
 from rftcore.workflows.task import Task
@@ -27,7 +28,7 @@ class TasksetRunner:
 
 @dataclass(frozen=True)
 class TasksetRunners:
-    """The runners by taskset. They share the engine, the slots, the clocks, the drafts, the environments and the tools.
+    """The runners by taskset. They share the engine, the slots, the clocks, the drafts, the environments, the tools and the programs.
 
     Attributes:
         default: that of tasksets without settings of their own.
@@ -68,7 +69,9 @@ class TasksetRunners:
         return TasksetRunners(other(self.default), {name: other(own) for name, own in self._own.items()})
 
     def close(self) -> None:
-        """End the processes of the rewards, of the environments and of the tools, and the connections to other models."""
+        """End the processes of the rewards, environments, tools and programs, and the connections to other models."""
+        if self.default.runner.programs is not None:
+            self.default.runner.programs.close()
         if self.default.runner.tools is not None:
             self.default.runner.tools.close()
         if self.default.runner.environments is not None:
@@ -106,6 +109,12 @@ def environments_of(resolved: ResolvedRun) -> EnvironmentHosts:
     return EnvironmentHosts(
         config.base_dir, max_environments=config.explorer.max_environments, modules=[Task.__module__]
     )
+
+
+def programs_of(resolved: ResolvedRun) -> ProgramHosts:
+    """Return what runs the programs of a run."""
+    config = resolved.config
+    return ProgramHosts(config.base_dir, max_programs=config.explorer.max_environments)
 
 
 def scorer_of(resolved: ResolvedRun, usage: UsageLedger | None = None) -> Scorer:

@@ -23,6 +23,7 @@ from rftdata.plugins import Registry
 WORKFLOWS = Registry[Workflow](
     "workflow",
     {
+        "agent": "rftcore.programs.agent:agent",
         "single_turn": "rftcore.workflows.single_turn:single_turn",
         "demonstration": "rftcore.workflows.demonstration:demonstration",
         "environment": "rftcore.workflows.environment:environment",

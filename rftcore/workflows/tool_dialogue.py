@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rftcore.tools.calls import Call, ToolCall
+from rftcore.tools.calls import Call, Parsed, ToolCall
 from rftcore.tools.chat_template import answer_parser, format_of, tool_template
 from rftcore.tools.formats import text
 from rftcore.workflows.chat_encoding import Message
@@ -45,9 +45,13 @@ class ToolDialogue:
         described = text.describe(self._schemas)
         return f"{system}\n\n{described}" if system else described
 
+    def parsed(self, answer: str) -> Parsed:
+        """Return the content and the calls of an answer, malformed ones included."""
+        return self._format.parse(answer)
+
     def calls(self, answer: str) -> list[Call]:
         """Return the calls of an answer, malformed ones included."""
-        return self._format.parse(answer).calls
+        return self.parsed(answer).calls
 
     def valid_calls(self, answer: str) -> list[ToolCall]:
         """Return the calls of an answer that can be made."""
