@@ -31,7 +31,7 @@ def status(
     if watch and (as_json or show_left or stacks):
         raise typer.BadParameter("--watch cannot be combined with --json, --all or --stacks; omit one of them")
     from rftcore.cli.output import print_json
-    from rftcore.launch.terminal.waiting_roles import what_waits
+    from rftcore.reporting.waiting_roles import what_waits
     from rftcore.run.stacks import read_stacks
     from rftdata.processes import is_here
     from rftdata.reports.progress import Progress

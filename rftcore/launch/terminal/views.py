@@ -22,12 +22,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
+from rftcore.reporting.progress_text import (
+    describe_drops,
+    describe_equal_rewards,
+    describe_failures,
+    doing,
+    worker_progress,
+    workers_to_show,
+)
 from rftcore.reporting.report import evaluation_title
 from rftcore.reporting.visible_text import visible
-from rftdata.reports.progress import Dropped, EqualRewards, Failures, Snapshot, WorkerState
-from rftdata.workers.worker import describe_state
+from rftdata.reports.progress import Snapshot, WorkerState
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_METRICS = (
@@ -160,34 +166,16 @@ class LineView(View):
         sys.stdout.flush()
 
 
-def describe_equal_rewards(equal: EqualRewards) -> str:
-    """Describe a run in which no rewards differ, and what helps."""
-    rewards = f"{equal.lowest:g} in all" if equal.lowest == equal.highest else f"{equal.lowest:g} to {equal.highest:g}"
-    return (
-        f"all {equal.num_groups} groups so far have equal rewards in each group ({rewards}) and train nothing: look at answers and rewards with "
-        "`rft try CONFIG`; correct the reward, take tasks that the model solves at times (selector.type: difficulty), or raise algorithm.group_size"
-    )
-
-
-def describe_drops(dropped: Dropped) -> str:
-    """Describe what a stage drops, and what helps."""
-    name = dropped.stage.partition("#")[0]  # a chain may have a stage twice
-    # Only of built-in stages: a display does not run a user's files.
-    remedy = getattr(OPERATORS.load(name), "remedy", None) if name in OPERATORS.builtins else None
-    what = f"{dropped.share:.0%} of the newest rows are dropped by {dropped.stage} ({dropped.reason})"
-    return what + (f": {remedy}" if remedy else "")
-
-
 def line(snapshot: Snapshot) -> str:
     """Format a snapshot as one line."""
     seconds = snapshot.remaining_seconds or 0.0
     left = f" (about {_clock(seconds)} left)" if seconds >= 1 else ""
     parts = [f"step {snapshot.step}/{snapshot.planned_steps}{left}", *_measures(snapshot)]
-    workers = _workers_to_show(snapshot.workers)
+    workers = workers_to_show(snapshot.workers)
     if _only_evaluates(snapshot):
         parts = [f"{snapshot.evaluations_open} evaluations to do", *_evaluations(snapshot)]
         workers = [w for w in workers if w.role != "trainer" or w.error]
-    waits = [f"{w.role} {_doing(w)}{_answered(w)}" for w in workers if w.role != "supervisor"]
+    waits = [f"{w.role} {doing(w)}{_answered(w)}" for w in workers if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
 
 
@@ -228,7 +216,7 @@ def block(snapshot: Snapshot, width: int) -> Group:
         if dropped.share >= _WORTH_A_LINE:
             facts.add_row("dropped", Text(describe_drops(dropped)))
     if snapshot.failures:
-        facts.add_row("failures", Text(_failures(snapshot.failures), style="red"))
+        facts.add_row("failures", Text(describe_failures(snapshot.failures), style="red"))
     metrics = _metrics(snapshot.metrics)
     if metrics:
         facts.add_row("training", Text(metrics))
@@ -267,53 +255,18 @@ def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Tabl
     }
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
-    for worker in workers if show_left else _workers_to_show(workers):
+    for worker in workers if show_left else workers_to_show(workers):
         style = {"lost": "red", "gone": "red", "stopped": "dim"}.get(worker.liveness, "")
         age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(
             worker.role,
             str(worker.pid),
-            Text(_doing(worker)),
+            Text(doing(worker)),
             age,
-            _worker_progress(worker.progress),
+            worker_progress(worker.progress),
             style=style,
         )
     return table
-
-
-def _workers_to_show(workers: list[WorkerState]) -> list[WorkerState]:
-    """Return live workers, and for each role without one the last that ended with an error or fell silent.
-
-    A failed replay is left out: it reported its error to the person who started it, and the run does not need it.
-    """
-    alive = [w for w in workers if w.liveness == "alive"]
-    roles = {w.role for w in alive} | {"replay"}
-    ended = {w.role: w for w in workers if w.role not in roles and (w.error or w.liveness in ("lost", "gone"))}
-    return [*alive, *ended.values()]
-
-
-def _doing(worker: WorkerState) -> str:
-    if worker.liveness == "gone":
-        return f"its process has ended while it was {worker.state}"
-    if worker.liveness == "lost":
-        return f"silent since it was {worker.state}"
-    if worker.error:
-        sentence, *_ = str(worker.error).splitlines()  # a stack may follow
-        return f"ended: {sentence}"
-    return describe_state(str(worker.state), worker.waiting_for)
-
-
-def _worker_progress(progress: dict[str, Any]) -> str:
-    parts = []
-    if progress.get("policy_step") is not None:
-        parts.append(f"policy of step {progress['policy_step']}")
-    if progress.get("tokens_per_s") is not None:
-        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
-    shown_elsewhere = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
-    for key, value in progress.items():
-        if key not in shown_elsewhere and isinstance(value, int | float | str):
-            parts.append(f"{key.replace('_', ' ')} {value}")
-    return ", ".join(parts)
 
 
 def _measures(snapshot: Snapshot) -> list[str]:
@@ -333,7 +286,7 @@ def _measures(snapshot: Snapshot) -> list[str]:
     counts = [f"{number} {what}" for what, number in numbers.items() if number]
     given_up = f", {snapshot.closed_groups} given up" if snapshot.closed_groups else ""
     parts.append(f"groups: {', '.join(counts) or 'none open'}{given_up}")
-    parts += filter(None, [_failures(snapshot.failures)])
+    parts += filter(None, [describe_failures(snapshot.failures)])
     return parts + _evaluations(snapshot)
 
 
@@ -343,15 +296,6 @@ def _evaluations(snapshot: Snapshot) -> list[str]:
         + (f" ({' '.join(e.error.split())[:160]})" if e.error else "")
         for e in snapshot.evaluations
     ]
-
-
-def _failures(failures: Failures | None) -> str:
-    if failures is None:
-        return ""
-    total, num = failures.num_rollouts, failures.num_commonest
-    share = "all" if num == total else f"{num} of them"
-    which = f"{total:,} rollouts failed, {share} with" if total > 1 else "1 rollout failed with"
-    return f"{which} {' '.join(failures.commonest.split())[:200]}"
 
 
 def _speed(snapshot: Snapshot) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 import rftdata
 from rftcore.launch.terminal.open_reviews import OpenReviews
 from rftcore.launch.terminal.views import LineView, LiveView, block, line
-from rftcore.launch.terminal.waiting_roles import what_waits
+from rftcore.reporting.waiting_roles import what_waits
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import pid_space, started_at
