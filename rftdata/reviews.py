@@ -118,6 +118,28 @@ def answer(buffer: Buffer, given: ReviewAnswer, *, author: str) -> AnswerReceipt
         return AnswerReceipt(given.review_id, batch.label_batch_id if batch.num_changed else None)
 
 
+def set_seen_reward(buffer: Buffer, label: labels.RewardLabel, seen_label_id: int | None, *, author: str) -> int | None:
+    """Set the reward of an experience or a turn that its author has seen; return the batch, or None if it had this reward.
+
+    Args:
+        seen_label_id: the newest label of the experience or of its turns when its author saw it; None without any.
+
+    Raises:
+        ConflictError: a label was added since, unless it is the same one, sent before; nothing is stored.
+        QueryError: the experience or the turn does not exist, or the reward is not a finite number.
+    """
+    with buffer.database.transaction() as connection:
+        labels.lock(connection, [label.key])
+        newest = fetch(connection, "newest_label", experience_id=label.experience_id)[0]
+        if newest["label_id"] != seen_label_id:
+            is_same = newest["is_own"] and (newest["turn"], newest["new_value"]) == (label.turn, label.reward)
+            if not is_same:
+                raise _changed(connection, newest)
+            return int(newest["label_batch_id"])
+        batch = labels.write(connection, [label], author=author, source="set")
+        return batch.label_batch_id if batch.num_changed else None
+
+
 def withdraw(buffer: Buffer, receipt: AnswerReceipt, *, author: str) -> None:
     """Undo one's own answer: the question is open again, with the reward from before.
 

@@ -32,7 +32,17 @@ HTMX_CONFIG = {
 }
 
 
-# Roles of messages, as English texts to translate.
+# States of experiences and groups (rft.state), and roles of messages, as English texts to translate.
+STATES = {
+    "drawn": "trained on",
+    "awaits verdict": "awaits the pipeline",
+    "dropped": "dropped",
+    "closed": "closed",
+    "ready": "ready to train on",
+    "planned": "planned",
+    "claimed": "being sampled",
+    "abandoned": "given up",
+}
 ROLES = {"system": "System", "user": "User", "assistant": "Model", "tool": "Tool"}
 
 
@@ -60,6 +70,7 @@ class Renderer:
             "htmx_config": json.dumps(HTMX_CONFIG),
             "asset": asset,
             "roles": ROLES,
+            "states": STATES,
         }
 
     def language_of(self, request: Request) -> str:

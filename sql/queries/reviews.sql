@@ -16,6 +16,13 @@ SELECT w.review_id, w.experience_id, w.group_id, w.run_id, w.name, w.question, w
        (SELECT max(l.label_id) FROM rft.label l WHERE l.experience_id = w.experience_id AND l.turn IS NULL) AS label_id
 FROM rft.review w JOIN rft.experience e USING (experience_id) WHERE w.review_id = %(review_id)s;
 
+-- name: newest_label (read)
+-- The newest label of an experience or of its turns; NULL without any. One row.
+SELECT i.experience_id, l.label_id, l.turn, l.new_value, l.label_batch_id, l.session_user_name = session_user AS is_own
+FROM (SELECT %(experience_id)s::bigint AS experience_id) i
+LEFT JOIN LATERAL (
+    SELECT * FROM rft.label WHERE experience_id = i.experience_id ORDER BY label_id DESC LIMIT 1) l ON true;
+
 -- name: label_by (read)
 -- A label with its author, to tell whether it is one's own.
 SELECT author, session_user_name = session_user AS is_own, new_value, label_batch_id FROM rft.label WHERE label_id = %(label_id)s;

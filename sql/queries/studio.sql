@@ -20,3 +20,9 @@ WHERE e.experience_id = ANY (%(experience_ids)s);
 -- Runs with questions that wait for a person, to choose one.
 SELECT r.run_id, r.name FROM rft.run r
 WHERE EXISTS (SELECT FROM rft.review w WHERE w.run_id = r.run_id AND w.answer IS NULL AND w.deadline > rft.clock()) ORDER BY r.run_id DESC LIMIT 50;
+
+-- name: studio_group (read)
+-- The experiences of a group side by side, those of one rollout after each other.
+SELECT experience_id, rollout_id, rollout_index, turn_index, role, response, messages, prompt, reward, reward_shaped, state, dropped_by, dropped_because, num_labels,
+       finish_reason, num_response_tokens, source::text AS source
+FROM rft.v_experience WHERE group_id = %(group_id)s ORDER BY rollout_index NULLS LAST, turn_index, experience_id;

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Form
 from fastapi.responses import JSONResponse, Response
 
 from rftcore.studio.chats import chat_parts
+from rftcore.studio.numbers import number_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import reviews
@@ -65,7 +66,7 @@ def answer(
     given = reviews.ReviewAnswer(
         review_id=review_id,
         choice="drop" if choice == "drop" else "pass",
-        reward=_number(reward) if reward.strip() else None,
+        reward=number_from(reward) if reward.strip() else None,
         reason=reason.strip() or None,
         seen_label_id=int(seen) if seen else None,
     )
@@ -95,13 +96,6 @@ def _place(cursor: str) -> reviews.QueuePlace | None:
         return reviews.QueuePlace(datetime.datetime.fromisoformat(deadline), int(review_id))
     except ValueError as error:
         raise QueryError("this is not a place in the queue", value=cursor, todo="load the page again") from error
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text.strip().replace(",", "."))
-    except ValueError as error:
-        raise QueryError("the reward is not a number", value=text, allowed="a number such as 0.5") from error
 
 
 def _with_texts(visit: VisitOf, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 import "./keys.js";
 import "./live.js";
 import "./charts.js";
+import "./forms.js";
 import "./review.js";
 import { problem } from "./problems.js";
 
