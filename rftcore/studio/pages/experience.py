@@ -36,7 +36,7 @@ def rollout_page(visit: Visit, rollout_id: int) -> Response:
     try:
         rollout = stored_rollout(visit.buffer, rollout_id)
     except QueryError as error:
-        raise NotFoundError(visit.text("There is no such rollout."), value=rollout_id) from error
+        raise NotFoundError(visit.text("There is no such rollout.")) from error
     shown = [{"experience": each, "parts": _parts(each)} for each in rollout.experiences]
     return visit.render("rollout.html", rollout=rollout, shown=shown)
 
@@ -81,7 +81,7 @@ def _experience(visit: VisitOf, experience_id: int) -> StoredRollout:
     try:
         return stored_experience(visit.buffer, experience_id)
     except QueryError as error:
-        raise NotFoundError(visit.text("There is no such experience."), value=experience_id) from error
+        raise NotFoundError(visit.text("There is no such experience.")) from error
 
 
 def _parts(experience: StoredExperience) -> list[Any]:

@@ -23,7 +23,7 @@ def group_page(visit: Visit, group_id: int, base: int | None = None) -> Response
     try:
         group = stored_group(visit.buffer, group_id)
     except QueryError as error:
-        raise NotFoundError(visit.text("There is no such group."), value=group_id) from error
+        raise NotFoundError(visit.text("There is no such group.")) from error
     rows = visit.buffer.database.fetch_by_index("studio_group", group_id=group_id)
     chosen = next((row for row in rows if row["experience_id"] == base), None)
     for row in rows:

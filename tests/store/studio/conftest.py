@@ -74,12 +74,17 @@ def signed_in(browser: Any, site: Site, ada: str) -> Iterator[Any]:
     context.close()
 
 
+def is_error(message: Any) -> bool:
+    """Whether a message of the console is an error, other than the status of an answer, which tests look at themselves."""
+    return message.type == "error" and not message.text.startswith("Failed to load resource")
+
+
 @pytest.fixture
 def tab(signed_in: Any) -> Iterator[Any]:
     """A new tab. The test fails if a page in it reports an error, or a violation of the content security policy."""
     errors: list[str] = []
     page = signed_in.new_page()
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
     page.close()
