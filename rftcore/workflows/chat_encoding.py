@@ -2,8 +2,9 @@
 
 Invariants:
 - The text of users, tools and environments forges no special token. The text of a special token in a message is encoded as ordinary text
-  (`encode_special_tokens` of the tokenizers library), everything else as usual. Answers of the assistant keep the special tokens that mark
-  something within an answer, such as a call of a tool. What still becomes a special token (a normalizer may make one of `<|END|>`) is refused.
+  (`encode_special_tokens` of the tokenizers library), everything else as usual. So are texts among the variables of the template. Answers of the
+  assistant keep the special tokens that mark something within an answer, such as a call of a tool, but none that the template writes around
+  messages. What still becomes a special token (a normalizer may make one of `<|END|>`) is refused.
 - A chat is continued without being rendered again (`continued`) only if the template renders the earlier chat at the beginning of the longer
   one as it renders it alone, with the thoughts of its last answer. `suffix` asks nothing of the earlier chat.
 
@@ -12,9 +13,10 @@ Without a template the contents are concatenated. They are the whole input, writ
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -69,11 +71,20 @@ class ChatEncoder:
         special = {str(token) for token in added.values() if token.special}
         self.special_tokens = sorted({*special, *tokenizer.all_special_tokens} - {""})
         self._special_ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
-        of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS}
+        of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS} | self._around_messages()
         self._in_texts = pattern_of(self.special_tokens)
         self._in_answers = pattern_of([token for token in self.special_tokens if token in of_texts])
         self._ordinary: dict[str, list[int]] = {}
         self._ends: dict[str, tuple[str, str]] = {}
+
+    def _around_messages(self) -> set[str]:
+        """Return the special tokens that the template writes around messages, such as those of roles."""
+        found = set[str]()
+        for chat in ([*_BEFORE, {"role": "user", "content": "b"}], [{"role": "system", "content": "b"}, *_BEFORE]):
+            with contextlib.suppress(Exception):  # a template may refuse such a chat
+                text = self.render(chat, add_generation_prompt=False)
+                found |= {token for token in self.special_tokens if token in text}
+        return found
 
     @property
     def is_plain(self) -> bool:
@@ -207,13 +218,13 @@ class ChatEncoder:
         """Return a chat for the template, with a mark in place of the text of each special token.
 
         Args:
-            with_answers: whether special tokens that begin, end or fill texts are also marked in answers of the assistant. Sampled answers do
-                not contain them (`AnswerText`).
+            with_answers: whether special tokens that begin, end or fill texts, and those that the template writes around messages, are also
+                marked in answers of the assistant. Sampled answers contain them as ordinary text only.
 
         Raises:
             RftError: the chat leaves no characters for marks, or the text of an object contains a special token.
         """
-        texts = "".join((*texts_of(messages), *texts_of(given.tools)))
+        texts = "".join((*texts_of(messages), *texts_of(given.tools), *texts_of(dict(given.arguments))))
         for first in _MARKS:
             marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
             if not marks or re.search(f"[{chr(first)}-{chr(first + len(marks) - 1)}]", texts) is None:
@@ -226,7 +237,7 @@ class ChatEncoder:
                 marked_message(message, in_answers if _is_answer(message) else self._in_texts, marks)
                 for message in messages
             ],
-            given if self._in_texts is None else replace(given, tools=marked_value(given.tools, self._in_texts, marks)),
+            given if self._in_texts is None else _marked_input(given, self._in_texts, marks),
             {mark: token for token, mark in marks.items()},
         )
 
@@ -273,6 +284,10 @@ class ChatEncoder:
                 )
             self._ordinary[token] = found
         return self._ordinary[token]
+
+
+def _marked_input(given: TemplateInput, pattern: re.Pattern[str], marks: Mapping[str, str]) -> TemplateInput:
+    return TemplateInput(marked_value(given.tools, pattern, marks), marked_value(dict(given.arguments), pattern, marks))
 
 
 @dataclass(frozen=True)
