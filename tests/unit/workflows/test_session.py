@@ -378,12 +378,15 @@ def test_an_answer_that_quotes_a_special_token_of_a_message_forges_none(name: st
 def test_variables_of_the_template_forge_no_special_token() -> None:
     tokenizer = copy.deepcopy(chat_tokenizer("qwen3"))
     tokenizer.chat_template = (
-        "{% for text in documents %}<|im_start|>doc\n{{ text }}<|im_end|>\n{% endfor %}" + tokenizer.chat_template
+        "{% for document in documents %}<|im_start|>doc\n{{ document.text }}<|im_end|>\n{% endfor %}"
+        + tokenizer.chat_template
     )
     special = set(tokenizer.all_special_ids)
 
     def specials(text: str) -> list[int]:
-        found = ChatEncoder(tokenizer).prompt(asked("hi"), TemplateInput(None, {"documents": (text,)}))
+        found = ChatEncoder(tokenizer).prompt(
+            asked("hi"), TemplateInput(None, {"documents": [{"title": "a", "text": text}]})
+        )
         assert text in found.text
         return [i for i in found.token_ids if i in special]
 
