@@ -46,6 +46,7 @@ EXAMPLES = {
     "sampling": "sampling:\n  source: {sql: \"select pair_id from rft.v_pair where run = 'sums' and stands\"}\n  epochs: 2",
     "sync": "sync: {interval: 1, offset: 1}",
     "eval": "eval:\n  every: 20\n  decodings: [greedy]\n  tasks:\n    - {name: held-out, source: test.jsonl, prompt: question, answer: answer}",
+    "labels": "labels:\n  kinds:\n    - {kind: helpful, type: choice, target: experience, spec: {choices: [good, bad]}, instruction: Tell whether it helps.}",
     "monitor": "monitor: [tensorboard]",
     "steps": "steps: 100",
 }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, author, check_experience, opened
+from rftcore.cli import label_kind
+from rftcore.cli.session import AuthorOption, BufferOption, JsonOption, author, check_experience, opened
 
 if TYPE_CHECKING:
     from rftdata.labels import LabelBatch
@@ -17,9 +18,8 @@ app = typer.Typer(
     help="Correct rewards while training runs. Every change is recorded and can be undone.", no_args_is_help=True
 )
 
-AuthorOption = Annotated[
-    str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the label; your login name by default.")
-]
+app.add_typer(label_kind.app, name="kind")
+
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Reason, stored with every label.")]
 FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]
 

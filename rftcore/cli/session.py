@@ -29,6 +29,9 @@ BufferOption = Annotated[
 ConfigBufferOption = Annotated[
     str | None, typer.Option("--buffer", help="Use this buffer instead of the configuration's.")
 ]
+AuthorOption = Annotated[
+    str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the label; your login name by default.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Name or id of a run; the newest by default.")]
 

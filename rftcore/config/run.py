@@ -17,6 +17,7 @@ from rftcore.config.overrides import apply_override, overrides_by_stage
 from rftcore.config.sections import AlgorithmSection, ModelSection, PipelinesSection, RunSection
 from rftcore.config.taskset import RunEvalConfig, RunTasksetConfig
 from rftcore.config.trainer import TrainerConfig
+from rftdata.annotations.config import LabelsConfig
 from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import (
     BufferConfig,
@@ -66,6 +67,9 @@ class RunConfig(Section):
     )
     eval: RunEvalConfig = Field(
         RunEvalConfig(), description="Evaluations on held-out tasks, by which the best checkpoint is chosen."
+    )
+    labels: LabelsConfig = Field(
+        LabelsConfig(), description="What people and stages can say about experiences besides the reward."
     )
     monitor: list[str] = Field(
         default_factory=list, description="Further receivers of metrics: tensorboard, or the path of your own."

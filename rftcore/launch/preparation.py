@@ -11,6 +11,7 @@ from rftcore.checks.selections import planned_steps, select_source
 from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
+from rftdata.annotations.kinds import define_kinds
 from rftdata.attempts.run_models import record_models
 from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
@@ -44,14 +45,14 @@ def prepare_run(
         resumed: the run to continue; None for a new one.
         parent: the run from whose checkpoint a new one starts.
         before_storing: called just before the run is stored.
-        report: called with a sentence about what a stored selection leaves out.
+        report: called with sentences about what a stored selection leaves out, and about kinds of labels that are new or changed.
 
     Raises:
         ConfigError: the database rejects the priority formula, or the run is too short for its algorithm.
         TaskSourceError: a taskset cannot be loaded, or the task pipeline excludes all its tasks.
     """
     config = resolved.config
-    _load(resolved, buffer)
+    _load(resolved, buffer, report)
     if resumed is None:
         selected = select_source(resolved, buffer)
         if selected is not None and (sentence := selected.describe_dropped()) is not None:
@@ -91,6 +92,7 @@ def prepare_at_step(
     go_back: GoBack,
     *,
     before_storing: Callable[[], object] = lambda: None,
+    report: Callable[[str], object] = lambda sentence: None,
 ) -> tuple[ResolvedRun, Run]:
     """Load a checked configuration's tasksets, and then take a stored run, or a new fork of it, to an earlier step.
 
@@ -112,16 +114,20 @@ def prepare_at_step(
             value=f"--at-step {go_back.step} with steps: {steps}",
             todo="name an earlier step, or raise steps: --set steps=N",
         )
-    _load(begun, buffer)
+    _load(begun, buffer, report)
     before_storing()
     run = _continue(begun, _taken_back(begun, buffer, stored, go_back, steps), steps)
     _record_models(begun, run)
     return begun, run
 
 
-def _load(resolved: ResolvedRun, buffer: Buffer) -> None:
+def _load(resolved: ResolvedRun, buffer: Buffer, report: Callable[[str], object]) -> None:
     checked_formula(buffer.database, resolved.config.sampling.priority.formula)
     _ = resolved.experience_chain  # is built before tasks are stored
+    kinds = [kind.definition for kind in resolved.config.labels.kinds]
+    for made in define_kinds(buffer, kinds, author=f"run {resolved.config.run.name}"):
+        what = "is new" if made.version == 1 else f"was changed: people label with version {made.version} from now on"
+        report(f"the kind of label {made.kind} {what}")
     load_tasks(resolved, buffer)
 
 

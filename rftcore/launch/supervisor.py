@@ -148,7 +148,9 @@ def _run(
                 signals.defer()
 
             if stored is not None and go_back is not None:
-                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=begin_storing)
+                resolved, run = prepare_at_step(
+                    resolved, buffer, stored, go_back, before_storing=begin_storing, report=view.message
+                )
                 view.message(f"{run.name} begins {_begins(go_back)}")
             else:
                 run = prepare_run(

@@ -47,6 +47,8 @@ def define_kinds(buffer: Buffer, kinds: Sequence[LabelKind], *, author: str) -> 
     Raises:
         QueryError: a specification does not fit its type, a name is not allowed, or the type or target of a known kind differs.
     """
+    if not kinds:
+        return []
     for kind in kinds:
         check_json(f"the specification of {kind.kind}", kind.spec)
     with buffer.database.transaction() as connection:
