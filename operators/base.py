@@ -269,6 +269,10 @@ class Operator(ABC):
         """Return what else its scores depend on, such as the weights of a model that learns; None: they are never reused."""
         return ""
 
+    def label_columns(self) -> frozenset[str]:
+        """Return names that may be label columns (`label_KIND`): those of `reads`; a stage that reads all columns names them here."""
+        return self.reads or frozenset()
+
     def score_spec(self) -> dict[str, Any]:
         """Return everything that determines its scores: `spec` without what only `decide` uses."""
         return self.spec()

@@ -133,7 +133,13 @@ class ResolvedRun:
         """
         config = self.config
         try:
-            return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
+            return build_chain(
+                config.pipelines.task,
+                config.base_dir,
+                schema=TASK_BATCH_SCHEMA,
+                require_reward=False,
+                reads_labels=False,
+            )
         except RftError as error:
             raise error.about("pipelines.task") from error
 

@@ -34,7 +34,8 @@ Generated from the stages themselves by `make docs`; do not edit. A stage can be
 [pipelines](../how-to/pipelines.md).
 
 The columns after *reads* and *writes* are those with the arguments of the first example. A stage that *scores* stores its results in `rft.score`;
-later stages read them as columns. An argument that is an [expression](#expressions) is a DuckDB expression on the columns: `reward + 0.1 * metrics.quality`.
+later stages read them as columns. [Labels of every kind](../how-to/train-on-labels.md) are columns, too: `label_KIND`.
+An argument that is an [expression](#expressions) is a DuckDB expression on the columns: `reward + 0.1 * metrics.quality`.
 Every stage also accepts the key [`run`](#the-key-run-of-every-stage).
 
 """

@@ -16,6 +16,7 @@ from operators.chain.stage import RunOptions, Stage, error_at_stage, identify, n
 from operators.data_juicer.recipe import expand
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError, TimeLimitError, refuse
+from rftdata.pipeline.label_columns import label_column, label_field, label_kinds
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, call
 
 
@@ -26,6 +27,7 @@ def build_chain(
     min_group_size: int = 1,
     require_reward: bool = True,
     schema: pa.Schema = BATCH_SCHEMA,
+    reads_labels: bool = True,
 ) -> Chain:
     """Build a chain from the YAML list of stages, with every check that needs no data.
 
@@ -35,7 +37,8 @@ def build_chain(
         base_dir: folder of the configuration file; `./file.py:attr` is relative to it.
         min_group_size: see `Chain`.
         require_reward: see `Chain`.
-        schema: the columns that batches will have.
+        schema: the columns that batches will have, without those of labels.
+        reads_labels: whether stages may read labels.
 
     Raises:
         PluginError: a stage name is unknown, or the stage does not load.
@@ -47,15 +50,27 @@ def build_chain(
     folder, names = base_dir or Path.cwd(), [name for name, _, _ in operators]
     stages: list[Stage] = []
     batch_schema = schema
+    kinds: set[str] = set()
     for index, (name, operator, options) in enumerate(operators, start=1):
         with _named(index, name):
             unique_name = name_among(name, names[: index - 1])
             operator.join_chain(Place(unique_name, folder, [behind for _, behind, _ in operators[index:]]))
             _check_rowwise(operator, options)
             _check_questions(operator, stages)
+            if reads_labels:
+                added = label_kinds(operator.label_columns() - set(schema.names))
+                kinds.update(added)
+                schema, batch_schema = _with_labels(schema, added), _with_labels(batch_schema, added)
             schema = _validate(index, name, operator, schema)
         stages.append(identify(index, name, operator, options, stages))
-    return Chain(fitted_to_created(stages, batch_schema), min_group_size, require_reward)
+    return Chain(fitted_to_created(stages, batch_schema), min_group_size, require_reward, sorted(kinds))
+
+
+def _with_labels(schema: pa.Schema, kinds: Sequence[str]) -> pa.Schema:
+    """Return the columns with those of kinds of labels."""
+    for kind in kinds:
+        schema = schema.append(label_field(label_column(kind)))
+    return schema
 
 
 def _load_stages(

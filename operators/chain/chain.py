@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,6 +39,7 @@ from operators.chain.drop_rules import short_groups, turned_non_finite, without_
 from operators.chain.groupings import passed_by
 from operators.chain.stage import Stage, error_at_stage, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
+from rftdata.pipeline.label_columns import label_column
 from rftdata.pipeline.records import StageRun, Verdicts
 from rftdata.pipeline.scores import StoredScores
 from rftdata.run import NO_PIPELINE
@@ -60,11 +61,13 @@ class Chain:
         stages: the stages.
         min_group_size: a group with fewer kept rollouts is dropped; 1 switches the rule off.
         require_reward: whether a kept row needs a finite reward.
+        label_kinds: kinds of labels that stages read as columns.
     """
 
     stages: list[Stage]
     min_group_size: int = 1
     require_reward: bool = True
+    label_kinds: Sequence[str] = ()
     _prepared: bool = field(default=False, repr=False)
 
     @cached_property
@@ -81,12 +84,12 @@ class Chain:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that `run` needs; all of `BATCH_SCHEMA` (except `priority`) if some stage may read any of them."""
+        """The columns that `run` needs: all of `BATCH_SCHEMA` (except `priority`) if some stage may read any of them, and label columns."""
         needed = set(IDENTITY_COLUMNS) | {"reward"}
         for stage in self.stages:
             needed |= set(BATCH_SCHEMA.names) if stage.operator.reads is None else stage.operator.reads
             needed |= {REVIEWS} if stage.operator.may_ask else set()
-        return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"}
+        return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"} | set(map(label_column, self.label_kinds))
 
     @property
     def reads(self) -> frozenset[str] | None:

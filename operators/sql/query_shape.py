@@ -60,6 +60,12 @@ def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
     return QueryShape(frozenset(name for name in batch.names if name.lower() in texts), tuple(changed))
 
 
+def column_names(query: str) -> frozenset[str]:
+    """Return every name in a query that may be a column's, in small letters; nothing for a query that DuckDB cannot parse."""
+    references = (node for node in _nodes(_tree(query)) if node.get("class") == "COLUMN_REF")
+    return frozenset(str(name).lower() for node in references for name in node["column_names"])
+
+
 def refuse_changing(query: str, columns: Collection[str]) -> None:
     """Refuse a query whose result depends on more than its tables. Random numbers are allowed, since they are seeded.
 

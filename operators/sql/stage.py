@@ -34,7 +34,7 @@ from pydantic import Field, field_validator
 
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
 from operators.sql import reference_files
-from operators.sql.query_shape import refuse_changing, shape
+from operators.sql.query_shape import column_names, refuse_changing, shape
 from operators.sql.sandbox import check_sandbox, message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code.time_limits import interruptible
@@ -107,6 +107,9 @@ class Sql(Operator, revision=1):
             }
             spec["allow"] = {**self.config.allow.model_dump(mode="json"), "files": contents}
         return spec
+
+    def label_columns(self) -> frozenset[str]:
+        return column_names(self.config.query)
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         available = ", ".join(schema.names)

@@ -17,6 +17,7 @@ from operators.chain.stage_trial import try_stages
 from rftcore.workflows.task import Task
 from rftdata.experience import Array, Rollout
 from rftdata.experience import Sequence as Trained
+from rftdata.pipeline.label_columns import without_labels
 from rftdata.pipeline.records import BATCH_SCHEMA
 
 _MAX_GROUP_SIZE = 4
@@ -101,7 +102,7 @@ def try_rehearsed_chain(chain: Chain, context: StageContext, batch: RehearsedBat
     """
     try:
         chain.prepare(replace(context, read_arrays=batch.read_arrays))
-        return try_stages(chain, batch.table) if batch.table.num_rows else {}
+        return try_stages(chain, without_labels(batch.table, chain.columns)) if batch.table.num_rows else {}
     finally:
         chain.close()
 

@@ -129,12 +129,12 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
 
 
 def register_stages(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
-    """Store the stages of a version.
+    """Store the stages of a version, and the kinds of labels that they read.
 
     Raises:
-        ConfigError: the version already has other stages.
+        ConfigError: the version already has other stages, or there is no such kind of label.
     """
     if version is None and chain.version == NO_PIPELINE:
         return
     stages = json.loads(json.dumps([{stage.name: stage.operator.spec()} for stage in chain.stages], default=str))
-    register_version(buffer.database, version or chain.version, chain.version, stages)
+    register_version(buffer.database, version or chain.version, chain.version, stages, chain.label_kinds)

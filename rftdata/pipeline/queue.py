@@ -13,6 +13,7 @@ from collections.abc import Collection
 import pyarrow as pa
 
 from rftdata.failpoints import failpoint
+from rftdata.pipeline.label_columns import label_kinds, newest_annotations, with_labels
 from rftdata.pipeline.records import BATCH_SCHEMA, SealedBatch, concatenated, dropped
 from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
@@ -98,10 +99,17 @@ def read_groups(
     """Read whole groups as stages see them, with `columns` only.
 
     Args:
+        columns: of `BATCH_SCHEMA`, and label columns.
         as_sealed: whether staleness is that at sealing instead of the current one.
+
+    Raises:
+        ConfigError: there is no kind of label for a label column.
     """
+    kinds = label_kinds(columns)
+    # Before the labels themselves: a cut that covers an annotation which a stage has not seen would hide it.
+    newest = newest_annotations(database, group_ids, kinds)
     rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed)
-    cuts = dict.fromkeys(group_ids, 0)
+    cuts = dict.fromkeys(group_ids, 0) | newest
     good: list[Row] = []
     failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "baseline": ([], []), "outcome": ([], [])}
     for row in rows:
@@ -122,6 +130,7 @@ def read_groups(
         failed[stage][0].append(row)
         failed[stage][1].append(reason[:_MAX_REASON])
     table = pa.Table.from_pylist(good, schema=pa.schema([f for f in BATCH_SCHEMA if f.name in columns]))
+    table = with_labels(database, table, kinds)
     ids = pa.schema([BATCH_SCHEMA.field("experience_id"), BATCH_SCHEMA.field("group_id")])
     decisions = [
         dropped(pa.Table.from_pylist(rows, schema=ids), stage, reasons) for stage, (rows, reasons) in failed.items()

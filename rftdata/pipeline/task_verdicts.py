@@ -45,7 +45,11 @@ class TaskChange:
 def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
     """Store the stages of a version, so that old verdicts can be understood."""
     plain = storable(json.loads(json.dumps(list(stages), default=str)))
-    ride_out(lambda: database.fetch("register_pipeline", version=version, digest=version, stages=Jsonb(plain)))
+    ride_out(
+        lambda: database.fetch(
+            "register_pipeline", version=version, digest=version, stages=Jsonb(plain), label_kinds=[]
+        )
+    )
 
 
 @contextmanager

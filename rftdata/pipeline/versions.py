@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, ConflictError
+from rftdata.pipeline.label_columns import check_kinds
 from rftdata.pipeline.purged import without_purged_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.scores import EXPERIENCE_SCORES
@@ -82,13 +83,17 @@ class Difference:
     rows: list[DifferentRow]
 
 
-def register_version(database: Database, name: str, digest: str, stages: Sequence[dict[str, Any]]) -> None:
-    """Store the stages of a version.
+def register_version(
+    database: Database, name: str, digest: str, stages: Sequence[dict[str, Any]], label_kinds: Sequence[str] = ()
+) -> None:
+    """Store the stages of a version, and the kinds of labels that they read.
 
     Raises:
-        ConfigError: the version already has other stages.
+        ConfigError: the version already has other stages, or there is no such kind of label.
     """
-    values = {"version": name, "digest": digest, "stages": Jsonb(storable(stages))}
+    check_kinds(database, label_kinds)
+    kinds = list(label_kinds)
+    values = {"version": name, "digest": digest, "stages": Jsonb(storable(stages)), "label_kinds": kinds}
     (row,) = ride_out(lambda: database.fetch("register_pipeline", **values))
     if row["digest"] != digest:
         raise ConfigError(

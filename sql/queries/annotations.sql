@@ -65,3 +65,28 @@ SELECT kind, target_id FROM rft.annotation WHERE label_batch_id = %(label_batch_
 -- name: undo_annotations
 -- Undo the annotations of a batch.
 SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotations(%(label_batch_id)s, %(why)s);
+
+-- name: all_label_kinds (read)
+-- All kinds of labels, retired ones too: their annotations stay.
+SELECT DISTINCT kind FROM rft.label_kind ORDER BY kind;
+
+-- name: labels_of_experiences
+-- Annotations of kinds that stand about experiences, and about their rollouts, groups and tasks, the oldest first.
+SELECT e.experience_id, k.kind, a.type::text AS type, a.value, a.source::text AS source
+FROM unnest(%(experience_ids)s::bigint[]) AS i (experience_id)
+CROSS JOIN unnest(%(kinds)s::text[]) AS k (kind)
+CROSS JOIN LATERAL (SELECT target FROM rft.label_kind WHERE kind = k.kind LIMIT 1) d
+CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE experience_id = i.experience_id OFFSET 0) e
+CROSS JOIN LATERAL (SELECT task_id FROM rft.rollout_group WHERE group_id = e.group_id OFFSET 0) g
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.annotation
+    WHERE target_id = CASE d.target WHEN 'experience' THEN e.experience_id WHEN 'rollout' THEN e.rollout_id WHEN 'group' THEN e.group_id ELSE g.task_id END
+      AND kind = k.kind AND NOT retracted OFFSET 0) a
+WHERE NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
+ORDER BY a.annotation_id;
+
+-- name: newest_annotations
+-- The newest annotation of kinds about groups and what belongs to them.
+SELECT g.group_id, a.annotation_id FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+CROSS JOIN LATERAL (
+    SELECT annotation_id FROM rft.annotation WHERE group_id = g.group_id AND kind = ANY (%(kinds)s) ORDER BY annotation_id DESC LIMIT 1) a;

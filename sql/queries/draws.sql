@@ -28,7 +28,8 @@ SELECT CASE
            OR (r.pipeline_version <> 'none'
                AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = i.item_id AND v.pipeline_version = r.pipeline_version), -1)
                    < greatest((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = i.item_id),
-                              (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = i.item_id), 0)))
+                              (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = i.item_id),
+                              rft.newest_read_annotation(i.item_id, r.pipeline_version), 0)))
     OR EXISTS (
         SELECT FROM item i
         JOIN rft.experience e ON e.group_id = i.item_id
@@ -52,7 +53,8 @@ WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resu
   AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version),
                CASE WHEN r.pipeline_version = 'none' THEN 0 ELSE -1 END)
       < greatest((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id),
-                 (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id), 0)
+                 (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id),
+                 rft.newest_read_annotation(w.item_id, r.pipeline_version), 0)
 HAVING count(*) > 0;
 
 -- name: final_draws (read)

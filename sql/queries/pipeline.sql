@@ -194,5 +194,5 @@ WHERE e.experience_id = %(experience_id)s;
 
 -- name: register_pipeline
 -- Store the stages of a pipeline version; return the digest under which it was first stored.
-INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages) VALUES (%(version)s, %(digest)s, %(stages)s)
+INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages, label_kinds) VALUES (%(version)s, %(digest)s, %(stages)s, %(label_kinds)s)
 ON CONFLICT (pipeline_version) DO UPDATE SET digest = p.digest RETURNING p.digest;

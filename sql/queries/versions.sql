@@ -9,7 +9,8 @@ WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed'
       WHERE v.group_id = g.group_id AND v.pipeline_version = %(version)s
         AND v.label_cut >= greatest((SELECT max(l.label_id) FROM rft.label l JOIN rft.experience e USING (experience_id)
                                      WHERE e.group_id = g.group_id),
-                                    (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = g.group_id), 0))
+                                    (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = g.group_id),
+                                    rft.newest_read_annotation(g.group_id, %(version)s, false), 0))
 ORDER BY g.group_id LIMIT %(count)s;
 
 -- name: groups_without_verdict
