@@ -28,7 +28,10 @@ def doctor(
     installation_only: Annotated[bool, typer.Option("--installation", help="Do not check the buffer.")] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Correct wrong states of experiences, and add rows that an older schema lacked."),
+        typer.Option(
+            "--repair",
+            help="Correct wrong states of experiences and wrong facts about turns, and add rows that an older schema lacked.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,6 +66,7 @@ def _examine(uri: str | None, installation_only: bool, repair: bool) -> Iterator
             yield from _buffer(buffer)
             yield from _states(buffer, repair)
             yield from _turn_rewards(buffer, repair)
+            yield from _turn_facts(buffer, repair)
     except RftError as error:
         yield False, str(error)
 
@@ -146,3 +150,27 @@ def _turn_rewards(buffer: Buffer, repair: bool) -> Iterator[Finding]:
         ),
     ]
     yield not done.num_damaged, "; ".join([f"rewards of turns of {done.num_experiences} experiences were added", *left])
+
+
+def _turn_facts(buffer: Buffer, repair: bool) -> Iterator[Finding]:
+    from rftdata.maintenance.turn_facts import correct_turns, wrong_turns
+
+    num_left = num_corrected = 0
+    for wrong in wrong_turns(buffer):
+        if repair and correct_turns(buffer, wrong):
+            num_corrected += 1
+            continue
+        num_left += 1
+        if num_left <= _MAX_SHOWN:
+            todo = (
+                "not corrected, because its turns have labels or its number of tokens differs: restore a backup, or purge it"
+                if repair
+                else "`rft doctor --repair` follows the arrays"
+            )
+            yield False, f"experience {wrong.experience_id}: {'; '.join(wrong.what)}; {todo}"
+    if num_left > _MAX_SHOWN:
+        yield False, f"{num_left - _MAX_SHOWN} more experiences differ from their arrays"
+    if num_corrected:
+        yield True, f"facts about the turns of {num_corrected} experiences were wrong and are corrected"
+    if not num_left:
+        yield True, "the turns of all experiences agree with their arrays"

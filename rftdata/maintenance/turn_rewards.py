@@ -80,4 +80,6 @@ def _lines(row: Row, rewards: dict[int, ColumnReader], turns: dict[int, ColumnRe
     numbers = [row["turn_index"]] if of_turns is None else of_turns[:, 2].tolist()
     if values.shape != (len(numbers),) or not np.isfinite(values).all():
         return []
+    if (len(numbers), numbers[0]) != (row["num_turns"], row["turn_index"]):
+        return []  # wrong facts, see `rftdata.maintenance.turn_facts`
     return [(row["experience_id"], turn, float(value)) for turn, value in zip(numbers, values, strict=True)]

@@ -64,7 +64,7 @@ FROM rft.buffer b WHERE b.turn_rewards_from > 0;
 
 -- name: without_turn_rewards (read)
 -- Some experiences without rows for rewards of turns that were stored before schema 0003, in ascending order of their ids.
-SELECT e.experience_id, e.turn_index, e.segment_id, e.segment_row
+SELECT e.experience_id, e.turn_index, e.num_turns, e.segment_id, e.segment_row
 FROM rft.experience e
 WHERE e.experience_id > %(after)s::bigint AND e.segment_id < %(from_segment)s::bigint
   AND NOT EXISTS (SELECT FROM rft.turn_reward t WHERE t.experience_id = e.experience_id)
@@ -78,6 +78,41 @@ INSERT INTO rft.turn_reward (experience_id, turn, reward_sampled, reward)
 SELECT experience_id, turn, reward, reward
 FROM unnest(%(experience_ids)s::bigint[], %(turns)s::integer[], %(rewards)s::float8[]) AS u (experience_id, turn, reward)
 ON CONFLICT DO NOTHING;
+
+-- name: turns_to_compare (read)
+-- Some experiences with what is stored about their turns, in ascending order of their ids, without those that have no arrays any more.
+SELECT e.experience_id, e.turn_index, e.num_turns, e.num_prompt_tokens + e.num_response_tokens AS num_tokens, e.num_response_tokens, e.num_trained_tokens,
+       e.segment_id, e.segment_row, t.turns, t.rewards
+FROM rft.experience e
+CROSS JOIN LATERAL (
+    SELECT array_agg(r.turn ORDER BY r.turn) AS turns, array_agg(r.reward_sampled ORDER BY r.turn) AS rewards
+    FROM rft.turn_reward r WHERE r.experience_id = e.experience_id) t
+WHERE e.experience_id > %(after)s::bigint
+  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+  AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id)
+ORDER BY e.experience_id LIMIT %(count)s;
+
+-- name: labels_of_turns (read)
+-- One row if a reward of a turn of the experience was corrected.
+SELECT FROM rft.label WHERE experience_id = %(experience_id)s AND turn IS NOT NULL LIMIT 1;
+
+-- name: correct_turn_facts
+-- Set what the arrays say about the turns of an experience; NULL keeps a value. The transaction must allow changes of facts.
+UPDATE rft.experience SET num_turns = coalesce(%(num_turns)s, num_turns), turn_index = coalesce(%(turn_index)s, turn_index),
+    num_trained_tokens = coalesce(%(num_trained_tokens)s, num_trained_tokens)
+WHERE experience_id = %(experience_id)s;
+
+-- name: allow_turn_reward_deletes
+-- Let the owner delete rewards of turns until `refuse_turn_reward_deletes` in the same transaction; others wait.
+ALTER TABLE rft.turn_reward DISABLE TRIGGER turn_reward_no_delete;
+
+-- name: delete_turn_rewards
+-- Delete the rewards of the turns of an experience.
+DELETE FROM rft.turn_reward WHERE experience_id = %(experience_id)s;
+
+-- name: refuse_turn_reward_deletes
+-- Refuse deletes of rewards of turns again.
+ALTER TABLE rft.turn_reward ENABLE TRIGGER turn_reward_no_delete;
 
 -- name: all_have_turn_rewards
 -- Record that all experiences have rows for their rewards of turns.

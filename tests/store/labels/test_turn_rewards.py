@@ -238,6 +238,41 @@ def test_rows_of_before_schema_0003_are_trained_with_their_arrays_and_get_rows_b
     assert "in arrays alone" not in capsys.readouterr().out
 
 
+def test_the_doctor_compares_turns_with_their_arrays_and_repairs_what_follows_from_them(
+    walks: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(walks.config.segments))
+
+    def doctor(*options: str) -> str:
+        run_command(["doctor", "--buffer", walks.config.uri, *options])
+        return capsys.readouterr().out
+
+    facts = "SELECT experience_id, num_turns, turn_index, num_trained_tokens FROM rft.experience ORDER BY 1"
+    before, right = turns(walks), walks.sql(facts).to_pylist()
+    assert "the turns of all experiences agree with their arrays" in doctor()
+    with psycopg.connect(walks.config.uri) as owner:
+        owner.execute(
+            "ALTER TABLE rft.turn_reward DISABLE TRIGGER USER; ALTER TABLE rft.experience DISABLE TRIGGER USER"
+        )
+        owner.execute("UPDATE rft.experience SET num_turns = 2, num_trained_tokens = 4 WHERE experience_id = 1")
+        owner.execute("DELETE FROM rft.turn_reward WHERE experience_id = 1 AND turn = 3")
+        owner.execute("DELETE FROM rft.turn_reward WHERE experience_id = 2")
+        owner.execute("UPDATE rft.turn_reward SET reward_sampled = 9 WHERE experience_id = 3")
+        owner.execute("ALTER TABLE rft.turn_reward ENABLE TRIGGER USER; ALTER TABLE rft.experience ENABLE TRIGGER USER")
+    labels.set_turn_rewards(walks, {(3, 0): 0.5}, author="ada")
+    found = [line for line in doctor().splitlines() if line.startswith("WRONG  experience")]
+    assert [line.split(";")[0] for line in found] == [
+        "WRONG  experience 1: num_turns is 2, and 3 by its arrays",
+        "WRONG  experience 2: rft.turn_reward has no rewards of turns, and the array step_reward turn 2: 0",
+        "WRONG  experience 3: rft.turn_reward has turn 0: 9, and the array step_reward turn 0: 0.25",
+    ]
+    assert "has turn 0: 0, turn 1: 0.5, and the array step_reward turn 0: 0, turn 1: 0.5, turn 3: 1" in found[0]
+    repaired = doctor("--repair")
+    assert "facts about the turns of 2 experiences were wrong and are corrected" in repaired
+    assert "experience 3" in repaired and "not corrected, because its turns have labels" in repaired
+    assert turns(walks)[:4] == before[:4] and walks.sql(facts).to_pylist() == right
+
+
 def test_an_archived_run_keeps_its_rewards_of_turns_and_refuses_labels(walks: Buffer) -> None:
     labels.set_turn_rewards(walks, {(1, 3): 0.25}, author="ada")
     walks.find_run("walks").end("finished", "done")
