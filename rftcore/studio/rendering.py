@@ -32,7 +32,7 @@ HTMX_CONFIG = {
 }
 
 
-# States of experiences and groups (rft.state), and roles of messages, as English texts to translate.
+# States of experiences and groups (rft.state), roles of messages, and types and targets of labels, as English texts to translate.
 STATES = {
     "drawn": "trained on",
     "awaits verdict": "awaits the pipeline",
@@ -44,6 +44,20 @@ STATES = {
     "abandoned": "given up",
 }
 ROLES = {"system": "System", "user": "User", "assistant": "Model", "tool": "Tool"}
+
+TYPES = {
+    "bool": "yes or no",
+    "number": "a number",
+    "choice": "a choice",
+    "tags": "tags",
+    "rubric": "a rubric",
+    "text": "a text",
+    "edit": "a better response",
+    "ranking": "a ranking",
+    "spans": "marked parts",
+    "turns": "values of turns",
+}
+TARGETS = {"experience": "Experience", "rollout": "Rollout", "group": "Group", "task": "Task"}
 
 
 class Renderer:
@@ -70,6 +84,8 @@ class Renderer:
             "htmx_config": json.dumps(HTMX_CONFIG),
             "asset": asset,
             "roles": ROLES,
+            "targets": TARGETS,
+            "types": TYPES,
             "states": STATES,
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rftdata import Buffer, Group, Rollout, Run, Sequence
+from rftdata.annotations import LabelKind
 
 # Texts of models, tools and tasks are hostile by assumption.
 HOSTILE = (
@@ -128,3 +129,20 @@ def ask(
         f" FROM rft.experience WHERE run_id = %s AND {where}",
         [name, question, run.run_id],
     )
+
+
+KINDS = (
+    LabelKind("helpful", "bool", instruction="Would this answer help a pupil?"),
+    LabelKind("tone", "choice", spec={"choices": ["friendly", "neutral", "rude"]}),
+    LabelKind("quality", "number", spec={"min": 0, "max": 5, "step": 1}),
+    LabelKind("faults", "tags", spec={"tags": ["wrong sum", "too long"], "open": True}),
+    LabelKind(
+        "rubric", "rubric", spec={"criteria": {"correctness": {"min": 0, "max": 3}, "clarity": {"min": 0, "max": 3}}}
+    ),
+    LabelKind("critique", "text"),
+    LabelKind("better", "edit", instruction="Write the answer as you would have given it."),
+    LabelKind("best", "ranking", "group", instruction="Which answer is the best one?"),
+    LabelKind("steps", "turns", "rollout", spec={"min": -1, "max": 1, "step": 1}),
+    LabelKind("errors", "spans", spec={"labels": ["wrong", "unclear"]}),
+    LabelKind("solvable", "bool", "task"),
+)

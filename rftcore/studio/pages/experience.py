@@ -98,6 +98,9 @@ def _page(visit: VisitOf, rollout: StoredRollout, experience: StoredExperience) 
         parts=_parts(experience),
         seen=visit.fetch("newest_label", experience_id=key)[0]["label_id"],
         history=labels.history(visit.buffer, key, limit=200),
+        annotations=visit.fetch(
+            "studio_annotations", experience_id=key, rollout_id=rollout.rollout_id, group_id=rollout.group_id
+        ),
         findings=lineage.findings(database, key),
         parents=[each for each in related if each.relation == "parent"],
         children=[each for each in related if each.relation == "child"],

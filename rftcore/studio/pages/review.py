@@ -1,6 +1,6 @@
 """`/review`: one question after another to a person (stage human_review), for hands that stay on the keyboard.
 
-The browser keeps the next items ready and sends answers one after another (static/review.js), so nobody waits for the database. An item carries what
+The browser keeps the next items ready and sends answers one after another (static/queue.js), so nobody waits for the database. An item carries what
 its reader saw, and `rftdata.reviews` stores an answer only if that still holds.
 """
 
@@ -28,15 +28,14 @@ _LONGEST_REASON = 20_000
 @router.get("/review")
 def review_page(visit: Visit, run: str | None = None) -> Response:
     """Show the page, which then asks for items."""
-    run_id = _run_id(visit, run)
-    runs = visit.fetch("studio_runs_with_reviews")
-    return visit.render("review.html", run=run, run_id=run_id, runs=runs)
+    _run_id(visit, run)
+    return visit.render("review.html", run=run or "", runs=visit.fetch("studio_runs_with_reviews"))
 
 
 @router.get("/review/items")
-def review_items(visit: Visit, count: int = 3, cursor: str = "", run_id: int | None = None) -> Response:
+def review_items(visit: Visit, count: int = 3, cursor: str = "", run: str | None = None) -> Response:
     """Return the next items of the queue after a place."""
-    place = _place(cursor)
+    place, run_id = _place(cursor), _run_id(visit, run)
     rows = reviews.next_reviews(visit.buffer, min(max(count, 1), _MOST_AT_ONCE), after=place, run_id=run_id)
     return visit.render("review_items.html", items=_with_texts(visit, rows))
 
@@ -48,15 +47,15 @@ def review_item(visit: Visit, review_id: int) -> Response:
 
 
 @router.get("/review/progress")
-def review_progress(visit: Visit, run_id: int | None = None) -> Response:
+def review_progress(visit: Visit, run: str | None = None) -> Response:
     """Return how far the queue is."""
-    return visit.render("review_progress.html", progress=reviews.progress(visit.buffer, run_id))
+    return visit.render("review_progress.html", progress=reviews.progress(visit.buffer, _run_id(visit, run)))
 
 
 @router.post("/review/answer")
 def answer(
     visit: Visit,
-    review_id: Annotated[int, Form()],
+    item: Annotated[int, Form()],
     choice: Annotated[str, Form(pattern="^(pass|drop)$")],
     seen: Annotated[str, Form()] = "",
     reward: Annotated[str, Form()] = "",
@@ -64,7 +63,7 @@ def answer(
 ) -> Response:
     """Store an answer."""
     given = reviews.ReviewAnswer(
-        review_id=review_id,
+        review_id=item,
         choice="drop" if choice == "drop" else "pass",
         reward=number_from(reward) if reward.strip() else None,
         reason=reason.strip() or None,
@@ -76,9 +75,9 @@ def answer(
 
 
 @router.post("/review/undo")
-def undo(visit: Visit, review_id: Annotated[int, Form()], label_batch_id: Annotated[str, Form()] = "") -> Response:
+def undo(visit: Visit, item: Annotated[int, Form()], label_batch_id: Annotated[str, Form()] = "") -> Response:
     """Withdraw one's own answer."""
-    receipt = reviews.AnswerReceipt(review_id, int(label_batch_id) if label_batch_id else None)
+    receipt = reviews.AnswerReceipt(item, int(label_batch_id) if label_batch_id else None)
     reviews.withdraw(visit.buffer, receipt, author=visit.author)
     visit.live.hint()
     return JSONResponse({})

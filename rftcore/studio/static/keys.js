@@ -24,7 +24,7 @@ document.addEventListener("keydown", (event) => {
   const element = bound(event.key);
   if (!element) return;
   event.preventDefault();
-  if (element.matches("input, textarea, select")) element.focus();
+  if (element.matches(TYPING)) element.focus();
   else element.click();
 });
 

@@ -3,7 +3,9 @@ import "./keys.js";
 import "./live.js";
 import "./charts.js";
 import "./forms.js";
-import "./review.js";
+import "./queue.js";
+import "./ranking.js";
+import "./spans.js";
 import { problem } from "./problems.js";
 
 // htmx: every request carries the session's token; answers of the guards are plain text, and become a message.

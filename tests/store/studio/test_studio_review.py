@@ -22,14 +22,14 @@ def page(tab: Any, site: Site) -> Any:
 
 
 def shown(page: Any) -> int:
-    return int(page.locator("#review article").get_attribute("data-experience-id"))
+    return int(page.locator("#queue article").get_attribute("data-experience-id"))
 
 
 def press(page: Any, key: str) -> None:
     """Press a key, and wait until another item is shown."""
-    before = page.locator("#review article").get_attribute("data-review-id")
+    before = page.locator("#queue article").get_attribute("data-item-id")
     page.keyboard.press(key)
-    page.locator(f"#review article:not([data-review-id='{before}'])").wait_for()
+    page.locator(f"#queue article:not([data-item-id='{before}'])").wait_for()
 
 
 def settled(page: Any) -> None:
@@ -67,7 +67,7 @@ def test_keys_do_nothing_while_a_person_types(page: Any, studio_buffer: rftdata.
     page.keyboard.type("0,25")
     page.keyboard.press("Enter")
     page.wait_for_function(
-        "id => document.querySelector('#review article')?.dataset.experienceId !== id", arg=str(before)
+        "id => document.querySelector('#queue article')?.dataset.experienceId !== id", arg=str(before)
     )
     settled(page)
     assert state(studio_buffer, before) == (0.25, "pass")
@@ -114,11 +114,11 @@ def test_the_keys_are_shown_beside_the_actions_and_under_the_question_mark(page:
 
 
 def test_texts_of_models_do_nothing_on_the_page(page: Any) -> None:
-    while "\\u202e" not in page.locator("#review").inner_text():
+    while "\\u202e" not in page.locator("#queue").inner_text():
         press(page, "s")
     assert page.title().startswith("Review")
-    assert page.locator("#review img, #review script, #review [hx-get]").count() == 0
-    assert page.locator("#review .control").count() > 0 and "\u202e" not in page.content()
+    assert page.locator("#queue img, #queue script, #queue [hx-get]").count() == 0
+    assert page.locator("#queue .control").count() > 0 and "\u202e" not in page.content()
     assert violations(page) == []
 
 

@@ -13,7 +13,7 @@ from rftcore.studio.settings import StudioSettings
 from rftdata.errors import ConfigError
 from tests.support.studio_site import FROM_HERE, PASSWORD, Site, open_site
 
-ANSWER = {"review_id": "1", "choice": "pass"}
+ANSWER = {"item": "1", "choice": "pass"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "example.org"])
@@ -63,10 +63,7 @@ def test_neither_tokens_nor_passwords_are_logged(
 
 def test_labels_name_the_account_that_signed_in(site: Site, ada: str, studio_buffer: rftdata.Buffer) -> None:
     with site.account(ada) as client:
-        assert (
-            client.post("/review/answer", data={"review_id": "2", "choice": "pass", "reward": "0.25"}).status_code
-            == 200
-        )
+        assert client.post("/review/answer", data={"item": "2", "choice": "pass", "reward": "0.25"}).status_code == 200
     rows = studio_buffer.sql("SELECT author, session_user_name FROM rft.label WHERE experience_id = 2").to_pylist()
     assert rows == [{"author": ada, "session_user_name": ada}]
 

@@ -55,9 +55,9 @@ def _name(call: ast.Call) -> str:
 
 @pytest.mark.parametrize("language", [each for each in LANGUAGES if each != "en"])
 def test_every_text_is_translated_and_no_translation_is_left_over(language: str) -> None:
-    from rftcore.studio.rendering import ROLES, STATES
+    from rftcore.studio.rendering import ROLES, STATES, TARGETS, TYPES
 
-    wanted = english_texts() | set(ROLES.values()) | set(STATES.values())
+    wanted = english_texts() | {text for names in (ROLES, STATES, TARGETS, TYPES) for text in names.values()}
     assert sorted(wanted - texts(language).keys()) == []
     assert sorted(texts(language).keys() - wanted) == []
     named = re.compile(r"{\w+}")

@@ -1,10 +1,11 @@
-// The review queue. The next items are fetched ahead, so a key shows the next one at once while the answer is sent behind it.
+// A queue of items to judge (/review, /label/KIND, /compare). The next items are fetched ahead, so a key shows the next one at once while the
+// answer is sent behind it. A button answers with the fields of data-answer (JSON), a form with data-answer-form with its own.
 import { takeBack, write } from "./writes.js";
 import { problem } from "./problems.js";
 
-const place = document.getElementById("review");
+const place = document.getElementById("queue");
 const AHEAD = 4;
-const DONE = "rft-studio-done";
+const DONE = `rft-studio-done ${place?.dataset.path}`;
 
 const actions = document.getElementById("actions");
 const ready = []; // items fetched ahead, in order
@@ -15,8 +16,8 @@ let hasSkipped = false;
 let fetching = null;
 let done = JSON.parse(sessionStorage.getItem(DONE) || "[]"); // answers of this tab, newest last
 const undone = [];
-const shown = new Map(); // review id -> article, for the newest answers
-const answered = new Set(done.map((each) => each.fields.review_id));
+const shown = new Map(); // item -> article, for the newest answers
+const answered = new Set(done.map((each) => each.fields.item));
 let since = 0;
 
 async function items(url) {
@@ -30,12 +31,12 @@ async function items(url) {
 function fetchAhead() {
   fetching ??= (async () => {
     try {
-      const query = new URLSearchParams({ count: AHEAD, cursor, ...(place.dataset.runId && { run_id: place.dataset.runId }) });
-      const found = await items(`/review/items?${query}`);
+      const query = new URLSearchParams({ count: AHEAD, cursor, run: place.dataset.run });
+      const found = await items(`${place.dataset.path}/items?${query}`);
       if (found.length) cursor = found.at(-1).dataset.cursor;
       isAtEnd = found.length < AHEAD;
-      const known = new Set([current, ...ready].map((each) => each?.dataset.reviewId));
-      ready.push(...found.filter((each) => !answered.has(each.dataset.reviewId) && !known.has(each.dataset.reviewId)));
+      const known = new Set([current, ...ready].map((each) => each?.dataset.itemId));
+      ready.push(...found.filter((each) => !answered.has(each.dataset.itemId) && !known.has(each.dataset.itemId)));
     } finally {
       fetching = null;
     }
@@ -46,11 +47,12 @@ function fetchAhead() {
 function show(article) {
   current = article;
   place.replaceChildren(...(article ? [article] : []));
-  document.getElementById("review-empty").hidden = Boolean(article);
+  document.getElementById("queue-empty").hidden = Boolean(article);
   actions.hidden = false;
-  for (const each of actions.querySelectorAll("[data-choice], #skip")) each.disabled = !article;
-  document.getElementById("reward").value = "";
+  for (const each of actions.querySelectorAll("[data-answer], [data-answer-form] button, #skip")) each.disabled = !article;
+  for (const form of actions.querySelectorAll("form")) form.reset();
   document.getElementById("reason").value = "";
+  if (article) document.dispatchEvent(new CustomEvent("studio:item", { detail: article }));
   since = performance.now();
   if (article) {
     scrollTo({ top: 0 });
@@ -65,7 +67,7 @@ async function next() {
     return;
   }
   show(null);
-  document.getElementById("review-empty").hidden = true;
+  document.getElementById("queue-empty").hidden = true;
   try {
     while (!ready.length && !isAtEnd) await fetchAhead();
     if (!ready.length && cursor) {
@@ -96,15 +98,17 @@ function remember() {
   for (const id of [...shown.keys()].slice(0, -20)) shown.delete(id);
 }
 
-function submit(choice, reward, reason) {
+function submit(answer) {
   const article = current;
   if (!article) return;
-  const id = article.dataset.reviewId;
-  const fields = { review_id: id, choice, reward, reason, seen: article.dataset.seen, seconds: ((performance.now() - since) / 1000).toFixed(1) };
-  const entry = { fields };
+  const id = article.dataset.itemId;
+  const { seen, version, shown: order } = article.dataset;
+  const reason = document.getElementById("reason").value;
+  const fields = { reason, ...answer, item: id, seen, version, shown: order, seconds: ((performance.now() - since) / 1000).toFixed(1) };
+  const entry = { answer: { reason, ...answer }, fields };
   answered.add(id);
   shown.set(id, article);
-  entry.key = write("/review/answer", fields, (_, refusal) => {
+  entry.key = write(`${place.dataset.path}/answer`, fields, (_, refusal) => {
     if (refusal) {
       answered.delete(id);
       done = done.filter((each) => each !== entry);
@@ -121,17 +125,17 @@ function submit(choice, reward, reason) {
 async function undo() {
   const entry = done.pop();
   if (!entry) return say(place.dataset.nothingToUndo);
-  const id = entry.fields.review_id;
+  const id = entry.fields.item;
   const again = async (article) => {
     answered.delete(id);
     if (current) ready.unshift(current);
-    show(article || (await items(`/review/item/${id}`))[0]);
+    show(article || (await items(`${place.dataset.path}/item/${id}`))[0]);
     undone.push(entry);
     say(place.dataset.undone);
   };
   if (takeBack(entry.key)) return again(shown.get(id));
-  const fields = { review_id: id, label_batch_id: { of: entry.key, name: "label_batch_id" } };
-  write("/review/undo", fields, (_, refusal) => {
+  const fields = { item: id, label_batch_id: { of: entry.key, name: "label_batch_id" } };
+  write(`${place.dataset.path}/undo`, fields, (_, refusal) => {
     if (refusal) problem(`${place.dataset.notStored}: ${refusal.problem}`);
     else again(null).catch(() => problem(document.body.dataset.offline));
   });
@@ -140,27 +144,22 @@ async function undo() {
 
 function redo() {
   const entry = undone.at(-1);
-  if (!entry || current?.dataset.reviewId !== entry.fields.review_id) return;
+  if (!entry || current?.dataset.itemId !== entry.fields.item) return;
   const rest = undone.slice(0, -1);
-  submit(entry.fields.choice, entry.fields.reward, entry.fields.reason);
+  submit(entry.answer);
   undone.push(...rest);
 }
 
 if (place) {
-  for (const button of actions.querySelectorAll("button[data-choice]")) {
-    button.addEventListener("click", (event) => {
-      if (button.form) return; // its form submits
-      event.preventDefault();
-      submit(button.dataset.choice, button.dataset.reward ?? "", document.getElementById("reason").value);
-    });
-  }
-  document.getElementById("own-reward").addEventListener("submit", (event) => {
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-answer]");
+    if (button) submit(JSON.parse(button.dataset.answer));
+  });
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches("[data-answer-form]")) return;
     event.preventDefault();
-    const field = document.getElementById("reward");
-    if (!Number.isFinite(Number(field.value.replace(",", "."))) || !field.value.trim()) return field.focus();
-    const value = field.value;
-    field.blur();
-    submit("pass", value, document.getElementById("reason").value);
+    document.activeElement.blur();
+    submit(Object.fromEntries(new FormData(event.target, event.submitter)));
   });
   document.getElementById("skip").addEventListener("click", () => {
     hasSkipped = true;

@@ -1,0 +1,194 @@
+"""`/label`, `/label/KIND` and `/compare`: labels of every kind, one target after another.
+
+A queue has what the account has not labelled yet. Judges' answers are shown as suggestions; what a person was shown is stored with the label
+(`shown`). Rankings hide where answers come from, and each person sees them in an order of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+
+from rftcore.studio.chats import chat_parts
+from rftcore.studio.failures import NotFoundError
+from rftcore.studio.numbers import number_from
+from rftcore.studio.page import Page
+from rftcore.studio.tokens import HeatToken, decoder_of, heat_tokens
+from rftcore.studio.values import list_from, value_from
+from rftcore.studio.visits import Visit, VisitOf
+from rftdata import labels
+from rftdata.annotations import Annotation, LabelKind, annotate, kinds
+from rftdata.errors import QueryError
+from rftdata.reports.stored_rollouts import stored_experience
+
+PAGE = Page("Label", "/label", order=20)
+router = APIRouter()
+_MOST_AT_ONCE = 10
+_MOST_ANSWERS = 9
+_QUEUES = {
+    "experience": "studio_experiences_to_label",
+    "rollout": "studio_rollouts_to_label",
+    "group": "studio_groups_to_label",
+    "task": "studio_tasks_to_label",
+}
+
+
+async def _fields_of(request: Request) -> dict[str, str]:
+    """Read the fields of a form, whose names depend on the kind."""
+    return {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+
+
+FormFields = Annotated[dict[str, str], Depends(_fields_of)]
+
+
+@router.get("/label")
+def kinds_page(visit: Visit) -> Response:
+    """List the kinds of labels."""
+    rows = [(each, visit.fetch("studio_annotated", kind=each.kind)[0]) for each in kinds(visit.buffer)]
+    return visit.render("label_kinds.html", rows=rows)
+
+
+@router.get("/compare")
+def compare_page(visit: Visit) -> Response:
+    """Go to the first kind of ranking."""
+    rankings = [each for each in kinds(visit.buffer) if each.type == "ranking"]
+    return RedirectResponse(f"/label/{rankings[0].kind}" if rankings else "/label", status_code=303)
+
+
+@router.get("/label/{kind}")
+def label_page(visit: Visit, kind: str, run: str = "") -> Response:
+    """Show the queue of a kind, which then asks for items."""
+    _run_id(visit, run)
+    return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=visit.fetch("studio_runs"))
+
+
+@router.get("/label/{kind}/items")
+def label_items(visit: Visit, kind: str, count: int = 3, cursor: str = "", run: str = "") -> Response:
+    """Return the next items of the queue after one."""
+    return _items(visit, _kind(visit, kind), _integer(cursor), min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run))
+
+
+@router.get("/label/{kind}/item/{target_id}")
+def label_item(visit: Visit, kind: str, target_id: int) -> Response:
+    """Return one item."""
+    return _items(visit, _kind(visit, kind), target_id - 1, 1, None)
+
+
+@router.get("/label/{kind}/progress")
+def label_progress(visit: Visit, kind: str) -> Response:
+    """Return how many targets are labelled."""
+    return visit.render("label_progress.html", done=visit.fetch("studio_annotated", kind=kind)[0])
+
+
+@router.post("/label/{kind}/answer")
+def answer(visit: Visit, kind: str, fields: FormFields) -> Response:
+    """Store a label; a repeated request stores nothing."""
+    found = _kind(visit, kind)
+    shown: dict[str, Any] = {"page": "label"}
+    if found.type == "ranking":
+        shown["order"] = list_from(fields.get("shown", ""))
+    elif fields.get("shown"):
+        shown["suggestion"] = fields["shown"]
+    annotation = Annotation(
+        kind,
+        _integer(fields.get("item", "")),
+        value_from(found, fields),
+        reason=fields.get("reason", "").strip() or None,
+        seconds=number_from(fields["seconds"]) if fields.get("seconds") else None,
+        shown=shown,
+        kind_version=_integer(fields["version"]) if fields.get("version") else None,
+        key=fields.get("key") or None,
+    )
+    batch = annotate(visit.buffer, [annotation], author=visit.author)
+    visit.live.hint()
+    return JSONResponse({"label_batch_id": batch.label_batch_id, "is_repeated": bool(batch.num_repeated)})
+
+
+@router.post("/label/{kind}/undo")
+def undo(visit: Visit, kind: str, fields: FormFields) -> Response:
+    """Undo a label of this account."""
+    labels.undo(visit.buffer, _integer(fields.get("label_batch_id", "")), author=visit.author)
+    visit.live.hint()
+    return JSONResponse({"kind": kind})
+
+
+def _integer(text: str) -> int:
+    if not text:
+        return 0
+    try:
+        return int(text)
+    except ValueError as error:
+        raise QueryError("this is not a whole number", value=text[:100], todo="load the page again") from error
+
+
+def _run_id(visit: VisitOf, run: str) -> int | None:
+    return visit.buffer.find_run(run).run_id if run else None
+
+
+def _kind(visit: VisitOf, name: str) -> LabelKind:
+    found = next((each for each in kinds(visit.buffer) if each.kind == name), None)
+    if found is None:
+        raise NotFoundError(visit.text("There is no such kind of label, or it was retired."))
+    return found
+
+
+def _items(visit: VisitOf, kind: LabelKind, after: int, count: int, run_id: int | None) -> Response:
+    rows = visit.buffer.database.fetch_by_index(
+        _QUEUES[kind.target], kind=kind.kind, after=after, count=count, run_id=run_id
+    )
+    ids = sorted({each for row in rows for each in row["experience_ids"]})
+    found = visit.buffer.database.fetch_by_index("studio_items", experience_ids=ids) if ids else []
+    texts = {each["experience_id"]: each for each in found}
+    said = visit.fetch("studio_suggestions", kind=kind.kind, target_ids=[row["target_id"] for row in rows])
+    suggestions = {each["target_id"]: each for each in said}
+    items = [_item(visit, kind, row, texts, suggestions.get(row["target_id"])) for row in rows]
+    return visit.render("label_items.html", kind=kind, items=items)
+
+
+def _item(
+    visit: VisitOf,
+    kind: LabelKind,
+    row: dict[str, Any],
+    texts: dict[int, dict[str, Any]],
+    suggestion: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what the template shows of one target."""
+    answers = [texts[each] for each in row["experience_ids"] if each in texts]
+    if kind.type == "ranking":
+        # The same person sees the same order again, and no two people the same one for a reason.
+        seed = hashlib.sha256(f"{visit.session.account} {kind.kind} {row['target_id']}".encode()).digest()
+        answers = random.Random(seed).sample(answers, min(len(answers), _MOST_ANSWERS))
+    chats = [chat_parts(each["messages"], each["prompt"], each["response"]) for each in answers]
+    if not answers:
+        payload = row.get("payload") or {}
+        chats = [chat_parts(payload.get("messages"), str(payload.get("prompt", "")), None)[:1]]
+    shown = (
+        [each["experience_id"] for each in answers] if kind.type == "ranking" else suggestion and suggestion["value"]
+    )
+    return {
+        **row,
+        "answers": answers,
+        "chats": chats,
+        "num_common": _num_common(chats),
+        "suggestion": suggestion,
+        "tokens": _tokens(visit, row["target_id"]) if kind.type == "spans" else [],
+        "shown": json.dumps(shown, ensure_ascii=False) if shown is not None else "",
+    }
+
+
+def _tokens(visit: VisitOf, experience_id: int) -> list[HeatToken]:
+    rollout = stored_experience(visit.buffer, experience_id)
+    decode, _ = decoder_of(visit.buffer.find_run(rollout.run_id).config)
+    return heat_tokens(rollout.experiences[0], decode)
+
+
+def _num_common(chats: list[list[Any]]) -> int:
+    """Return how many first parts all chats share: the prompt."""
+    shortest = min((len(chat) for chat in chats), default=0)
+    same = (i for i in range(shortest) if any(chat[i] != chats[0][i] for chat in chats))
+    return next(same, shortest - 1 if shortest else 0)
