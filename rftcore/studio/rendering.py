@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from fastapi import Request
 
+from rftcore.studio.formats import FORMATS, number
 from rftcore.studio.page import Page
 from rftcore.studio.texts import difference, exact, finalized, heat_class, shown
 from rftcore.studio.translations import COOKIE, LANGUAGES, chosen_language, translate
@@ -76,7 +77,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters |= {"exact": exact, "shown": shown, "heat": heat_class, "number": number}
+        self._environment.filters |= {"exact": exact, "shown": shown, "heat": heat_class, "number": number, **FORMATS}
         self._environment.globals |= {
             "difference": difference,
             "pages": [page for page in pages if page.order is not None],
@@ -101,13 +102,6 @@ class Renderer:
             return words.format(**named) if named else words
 
         return self._environment.get_template(template).render(_=text, language=language, **values)
-
-
-def number(value: float | int | None, digits: int = 4) -> str:
-    """Return a number as people read it; a dash for None."""
-    if value is None:
-        return "–"
-    return f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
 
 
 _DIGESTS: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Texts of the pages in the reader's language. English texts are the keys; a file per other language has the translations."""
+"""Texts of the pages in the reader's language. English texts are the keys; files of each other language have the translations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def texts(language: str) -> Mapping[str, str]:
     """Return the translations into a language, by English text."""
     if language == "en":
         return {}
-    loaded: dict[str, str] = json.loads(Path(__file__).with_name(f"{language}.json").read_text(encoding="utf-8"))
-    return loaded
+    files = sorted(Path(__file__).parent.glob(f"{language}*.json"))  # zh.json, and one for each group of pages
+    return {key: value for file in files for key, value in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def translate(language: str, text: str) -> str:
