@@ -120,5 +120,5 @@ def _alerts(snapshot: Snapshot) -> list[str]:
 
 def _metric_names(snapshot: Snapshot, chosen: str) -> list[str]:
     """Return the names of the newest step's metrics, the best known first, with the chosen one."""
-    names = {name for name, value in snapshot.metrics.items() if isinstance(value, int | float)} | {chosen}
+    names = {*snapshot.metrics, chosen}
     return [name for name in _FIRST_METRICS if name in names] + sorted(names - set(_FIRST_METRICS))
