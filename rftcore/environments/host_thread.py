@@ -1,8 +1,13 @@
-"""The explorer's side of a host: a thread that starts it, sends it requests, and passes on what it reports."""
+"""The explorer's side of a host: a thread that starts it, sends it requests, and passes on what it reports.
+
+The thread never waits for the host to read: it goes on reading what the host reports. Otherwise both would wait for each other as soon as many
+requests and reports are on their way.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -25,6 +30,7 @@ _START_S = 120.0
 _HOST = "rftcore.environments.host"  # not imported, because Python runs it as the main module
 _EXIT_S = 5.0
 _READ_BYTES = 65536
+_PAUSE_MS = 20
 _NO_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 OnEnd = Callable[[int | InfrastructureError], None]
@@ -123,15 +129,15 @@ class HostThread:
         request = {"name": self._name, "base_dir": str(self._base_dir), "modules": list(self._modules)}
         connection.send(json.dumps({**request, "parent": os.getpid(), "start_s": _START_S}).encode() + b"\n", [])
         poll = select.poll()
-        poll.register(connection.socket, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
         try:
             while not self._is_closing:
-                ready = {file for file, _ in poll.poll()}
+                waits = not self._send_requests(connection) and not connection.is_refused
+                poll.register(connection.socket, select.POLLIN | (select.POLLOUT if waits else 0))
+                ready = dict(poll.poll(_PAUSE_MS if connection.is_refused else None))
                 if self._woken.fileno() in ready:
                     self._woken.recv(_READ_BYTES)
-                self._send_requests(connection)
-                if connection.socket.fileno() in ready:
+                if ready.get(connection.socket.fileno(), 0) & ~select.POLLOUT:
                     for event in connection.receive():
                         if reason := self._handle(*event):
                             return reason
@@ -139,13 +145,16 @@ class HostThread:
             return self._ended(process)
         return InfrastructureError(f"the environment {self._name!r} was closed, because the explorer is stopping")
 
-    def _send_requests(self, connection: _Connection) -> None:
+    def _send_requests(self, connection: _Connection) -> bool:
+        """Send what the host takes; return whether that is all."""
         while self._requests and self.loaded.done():
             line, files = self._requests[0]
-            connection.send(line, files)
+            if not connection.send(line, files):
+                return False
             self._requests.popleft()
             for file in files:
                 os.close(file)
+        return connection.send(b"", [])
 
     def _handle(self, kind: str, *details: Any) -> BaseException | None:
         """Handle an event; return why the host is not needed, if so."""
@@ -198,18 +207,34 @@ class HostThread:
 
 
 class _Connection:
-    """Lines of JSON over a socket."""
+    """Lines of JSON over a socket, sent without a wait.
+
+    Attributes:
+        is_refused: whether the system refused to send, because too many files are on their way; it does not say when that is over.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
         self.socket = connection
-        self._read = b""
+        self.is_refused = False
+        self._read = self._unsent = b""
 
-    def send(self, line: bytes, files: list[int]) -> None:
-        if not files:
-            self.socket.sendall(line)
-            return
-        sent = socket.send_fds(self.socket, [line], files)
-        self.socket.sendall(line[sent:])
+    def send(self, line: bytes, files: list[int]) -> bool:
+        """Send the rest of earlier lines, and this one; return whether it was taken. Its end may be sent with the next one."""
+        self.is_refused = False
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self.socket.send(self._unsent) :]
+            if line:
+                self._unsent = line[socket.send_fds(self.socket, [line], files) if files else self.socket.send(line) :]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            self.is_refused = True
+            return False
+        return True
 
     def receive(self) -> list[list[Any]]:
         """Return the events that have come.
@@ -217,7 +242,10 @@ class _Connection:
         Raises:
             EOFError: the host has closed the connection.
         """
-        data = self.socket.recv(_READ_BYTES)
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
         if not data:
             raise EOFError
         *lines, self._read = (self._read + data).split(b"\n")

@@ -28,6 +28,7 @@ from rftcore.environments import (
 )
 from rftdata.errors import ConfigError, RftError
 from rftdata.processes import process_lives
+from tests.support.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 ACTING = "./acting.py:Acting"
@@ -93,6 +94,30 @@ def test_an_episode_in_uvloop_which_ray_s_processes_use():
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(test()).observation.state == "1"
+
+
+def test_hundreds_that_are_asked_for_and_end_at_once_are_all_reported(tmp_path):
+    # More requests and reports than a socket holds: neither side may wait for the other to read.
+    (tmp_path / "gone.py").write_text(
+        "import os\nfrom rftcore.environments import Environment\n"
+        "class Gone(Environment):\n    def __init__(self):\n        os._exit(3)\n"
+    )
+
+    async def one(hosts):
+        with (
+            environments_of_rollout(hosts, EnvironmentLimits()),
+            pytest.raises(EnvironmentFailedError, match="exit code 3 in its"),
+        ):
+            async with open_environment("./gone.py:Gone"):
+                raise AssertionError("not reached")
+
+    async def test():
+        hosts = EnvironmentHosts(tmp_path, max_environments=400)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(one(hosts) for _ in range(400)))
+        await asyncio.to_thread(hosts.close)
+
+    asyncio.run(test())
 
 
 def test_equal_seeds_begin_alike_though_random_is_global(run):
