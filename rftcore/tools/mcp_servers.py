@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcore.failures import InfrastructureError, innermost
+from rftcore.tools.line_codec import UTF_8_LINES
 from rftcore.tools.observations import cut_in_the_middle, raised_text
 from rftcore.tools.outcome import Outcome, failed
 from rftcore.tools.settings import HttpServer, McpEntry, StdioServer, ToolLimits
@@ -118,7 +119,7 @@ class McpSession:
         program, *arguments = server.command
         env = server.env | {name: _variable(name) for name in server.pass_env}
         cwd = self._base_dir / (server.cwd or ".")
-        parameters = StdioServerParameters(command=program, args=arguments, env=env, cwd=cwd)
+        parameters = StdioServerParameters(command=program, args=arguments, env=env, cwd=cwd, encoding=UTF_8_LINES)
         return Client(stdio_client(parameters, errlog=errors))
 
 

@@ -75,6 +75,7 @@ def test_a_rollout_has_a_process_of_its_own_and_a_server_that_ends_fails_it() ->
             assert (first.text, second.text) == ("a", "b")
             assert (await one(a, "remember", word="c")).text == "a c"
             assert (await one(b, "add", a=1, b=2)).text == "3"
+            assert "9995904 characters left out" in (await one(a, "write", chars=10_000_000)).text
             wrong = await one(b, "add", a="1", b=2)
             assert (wrong.error, json.loads(wrong.text)["error"]) == (
                 "invalid_arguments",
