@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli import label_kind
+from rftcore.cli import label_annotations, label_kind
 from rftcore.cli.session import AuthorOption, BufferOption, JsonOption, author, check_experience, opened
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 
 app.add_typer(label_kind.app, name="kind")
+app.command("annotate")(label_annotations.annotate)
+app.command("export")(label_annotations.export)
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Reason, stored with every label.")]
 FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]
@@ -73,18 +75,32 @@ def set_rollout(
 @app.command("import")
 def import_file(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, turn, reason].")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help=".csv, .jsonl or .parquet with experience_id, reward[, turn, reason], or with kind, target_id, value[, author, reason, …];"
+            " or the .json of Label Studio or Argilla.",
+        ),
     ],
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
+    suggestions: Annotated[
+        bool,
+        typer.Option("--suggestions", help="Import predictions and suggestions of models, too, as those of judges."),
+    ] = False,
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set many rewards from a file, all or none of them."""
+    """Set many rewards, or store many annotations, from a file, all or none of them. Importing a file again changes nothing."""
     from rftdata import labels
+    from rftdata.annotations.files import import_annotations, is_annotations
 
     with opened(uri, "rft label", schema="migrate") as buffer:
+        if is_annotations(file):
+            stored = import_annotations(buffer, file, author=by or author(), reason=reason, with_judges=suggestions)
+            label_annotations.print_annotations(stored, as_json)
+            return
         batch = labels.import_rewards(buffer, file, author=by or author(), reason=reason, final=final)
     _print_batch(batch, as_json)
 
@@ -111,17 +127,28 @@ def queue(
 
 @app.command("undo")
 def undo(
-    batch: Annotated[int, typer.Argument(metavar="BATCH", help="Id of the batch, as printed by `rft label history`.")],
+    batch: Annotated[
+        int | None, typer.Argument(metavar="BATCH", help="Id of the batch, as printed by `rft label history`.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Undo the annotation that was stored under this key, and no batch.")
+    ] = None,
     reason: ReasonOption = None,
     by: AuthorOption = None,
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore the rewards from before a batch; rows labelled again since then keep the later label."""
+    """Restore the rewards and annotations from before a batch; what was labelled again since then keeps the later label."""
     from rftdata import labels
+    from rftdata.annotations import undo_key
 
+    if (batch is None) == (key is None):
+        raise typer.BadParameter("name either a batch or a --key")
     with opened(uri, "rft label", schema="migrate") as buffer:
-        done = labels.undo(buffer, batch, author=by or author(), reason=reason)
+        if batch is not None:
+            done = labels.undo(buffer, batch, author=by or author(), reason=reason)
+        elif key is not None:
+            done = undo_key(buffer, key, author=by or author(), reason=reason)
     _print_batch(done, as_json)
 
 
@@ -135,19 +162,25 @@ def history(
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List changes of rewards with author, time and reason, newest first."""
+    """List changes of rewards, and annotations, with author, time and reason, newest first."""
     from rftcore.cli.output import print_rows
-    from rftdata import labels
+    from rftdata import annotations, labels
 
+    annotated: list[dict[str, object]] = []
     with opened(uri, "rft label") as buffer:
         if experience is None and batch is None:
             rows = labels.batches(buffer, limit)
         else:
             rows = labels.history(buffer, experience, batch, limit)
-        if not rows and experience is not None:
+            about = {} if experience is None else {"target": "experience", "target_id": experience}
+            annotated = annotations.history(buffer, label_batch_id=batch, limit=limit, **about)  # type: ignore[arg-type]
+        if not rows and not annotated and experience is not None:
             check_experience(buffer, experience)
-    if rows or as_json:
-        print_rows(rows, as_json=as_json)
+    if as_json:
+        print_rows([*rows, *annotated], as_json=True)
+    elif rows or annotated:
+        for found in filter(None, (rows, annotated)):
+            print_rows(found)
     elif batch is not None:
         of = "" if experience is None else f" of experience {experience}"
         print(f"batch {batch} has no label{of}: `rft label history` lists the newest batches")
@@ -170,6 +203,9 @@ def _print_batch(batch: LabelBatch, as_json: bool) -> None:
     if batch.num_answered:
         print(f", {batch.num_answered} reviews answered", end="")
     turns = [f"turn {turn} of {key}" for key, turn in batch.overruled_turns]
-    if overruled := [*map(str, batch.overruled), *turns]:
+    if batch.num_annotations:
+        print(f", {batch.num_annotations} annotations undone", end="")
+    annotations = [f"annotation {key}" for key in batch.overruled_annotations]
+    if overruled := [*map(str, batch.overruled), *turns, *annotations]:
         print(f", {len(overruled)} labelled again since then and not changed: {', '.join(overruled[:20])}", end="")
-    print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed else "")
+    print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed or batch.num_annotations else "")

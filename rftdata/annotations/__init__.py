@@ -8,7 +8,7 @@ one author. Annotations are append-only; what stands, and every rule about value
 
 from __future__ import annotations
 
-from rftdata.annotations.annotation import Annotation, AnnotationBatch, annotate, history, standing
+from rftdata.annotations.annotation import Annotation, AnnotationBatch, annotate, history, standing, undo_key
 from rftdata.annotations.kinds import LabelKind, define_kinds, kinds, retire_kind
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "kinds",
     "retire_kind",
     "standing",
+    "undo_key",
 ]

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from rftdata.annotations.kinds import LabelTarget
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.limits import check_json
+from rftdata.labels import LabelBatch
+from rftdata.limits import check_integer, check_json
 from rftdata.postgres.database import Connection, Row, execute, fetch
 
 Source = Literal["human", "judge", "rule", "import", "adjudication"]
@@ -32,7 +34,7 @@ class Annotation:
         model: of a judge.
         kind_version: the version that the author saw; it is refused if the kind was changed since. None: the newest.
         key: of the request; a repeated one stores nothing. Unique for the database account.
-        author: None: the author of the batch.
+        author, source: None: those of the batch.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Annotation:
     kind_version: int | None = None
     key: str | None = None
     author: str | None = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -57,18 +60,29 @@ class AnnotationBatch:
         annotation_ids: one for each given annotation, in their order.
         num_superseded: annotations in whose place new ones stand.
         num_repeated: annotations whose key was stored before.
+        num_unchanged: of an import, annotations that stand already.
     """
 
     label_batch_id: int
     annotation_ids: tuple[int, ...]
     num_superseded: int = 0
     num_repeated: int = 0
+    num_unchanged: int = 0
 
 
 def annotate(
-    buffer: Buffer, annotations: Sequence[Annotation], *, author: str, source: Source = "human"
+    buffer: Buffer,
+    annotations: Sequence[Annotation],
+    *,
+    author: str,
+    source: Source = "human",
+    skip_unchanged: bool = False,
 ) -> AnnotationBatch:
     """Store annotations in one transaction and one batch. While the database restarts, a batch is repeated if all its annotations have keys.
+
+    Args:
+        author, source: of annotations that name none.
+        skip_unchanged: store no annotation whose value and reason stand already, by the same author, account and source.
 
     Raises:
         QueryError: an unknown kind or target, a value that the kind does not accept, an account without the right; nothing is written.
@@ -78,21 +92,29 @@ def annotate(
     if not annotations:
         raise QueryError("a batch has no annotation", todo="give at least one")
     for a in annotations:
-        what = f'"{a.kind}" of {a.target_id}'
-        check_json(f"the value of {what}", a.value)
-        check_json(f"shown of {what}", a.shown)
-        for name in ("reason", "model", "key", "author"):
-            check_json(f"{name} of {what}", getattr(a, name))
+        _check(a)
     rows = sorted(range(len(annotations)), key=lambda i: (annotations[i].kind, annotations[i].target_id, i))
+    named = [
+        replace(annotations[i], author=annotations[i].author or author, source=annotations[i].source or source)
+        for i in rows
+    ]
 
     def store() -> AnnotationBatch:
         with buffer.database.transaction() as connection:
-            return _write(connection, [annotations[i] for i in rows], author, source)
+            return _write(connection, named, author, skip_unchanged)
 
     can_be_repeated = all(a.key is not None for a in annotations)
     batch = buffer.database.ride_out(store) if can_be_repeated else store()
     ids = dict(zip(rows, batch.annotation_ids, strict=True))
     return replace(batch, annotation_ids=tuple(ids[i] for i in range(len(annotations))))
+
+
+def _check(a: Annotation) -> None:
+    """Refuse what no column can hold; everything else is the database's to check."""
+    what = f'"{a.kind}" of {a.target_id}'
+    check_integer(f"the id of {what}", a.target_id)
+    for name in ("kind", "value", "shown", "reason", "model", "key", "author"):
+        check_json(f"the {name} of {what}", getattr(a, name))
 
 
 def lock_targets(connection: Connection, kinds: Sequence[str], target_ids: Sequence[int]) -> None:
@@ -101,35 +123,42 @@ def lock_targets(connection: Connection, kinds: Sequence[str], target_ids: Seque
     execute(connection, "lock_annotations", kinds=list(kinds), target_ids=list(target_ids))
 
 
-def _write(connection: Connection, annotations: Sequence[Annotation], author: str, source: Source) -> AnnotationBatch:
+def _write(
+    connection: Connection, annotations: Sequence[Annotation], author: str, skip_unchanged: bool
+) -> AnnotationBatch:
     lock_targets(connection, [a.kind for a in annotations], [a.target_id for a in annotations])
+    ids: dict[int, int] = {}
+    if skip_unchanged:
+        unchanged = fetch(connection, "unchanged_annotations", **_columns(annotations))
+        ids = {row["place"] - 1: row["annotation_id"] for row in unchanged}
     batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
     fetch(connection, "label_settings", author=author, reason="", source="set", label_batch_id=str(batch))
-    stored = fetch(connection, "annotate", source=source, **_columns(annotations))
-    ids: list[int] = []
-    left = stored[::-1]
-    repeated: list[int] = []
-    for i, a in enumerate(annotations):
+    new = [i for i in range(len(annotations)) if i not in ids]
+    stored = fetch(connection, "annotate", **_columns([annotations[i] for i in new]))
+    left, repeated = stored[::-1], list[int]()
+    for i in new:
         # The statement returns its rows in the given order, without those whose key was stored before.
-        if left and (a.key is None or left[-1]["key"] == a.key):
-            ids.append(left.pop()["annotation_id"])
+        if left and left[-1]["key"] == annotations[i].key:
+            ids[i] = left.pop()["annotation_id"]
         else:
-            ids.append(0)
             repeated.append(i)
     if repeated:
-        first = {
-            row["key"]: row
-            for row in fetch(connection, "annotations_by_key", keys=[annotations[i].key for i in repeated])
-        }
-        for i in repeated:
-            ids[i] = first[annotations[i].key]["annotation_id"]
+        keys = [annotations[i].key for i in repeated]
+        first = {row["key"]: row for row in fetch(connection, "annotations_by_key", keys=keys)}
+        ids |= {i: first[annotations[i].key]["annotation_id"] for i in repeated}
         if not stored:
-            batch = first[annotations[0].key]["label_batch_id"]
-    return AnnotationBatch(batch, tuple(ids), sum(row["supersedes"] is not None for row in stored), len(repeated))
+            batch = first[keys[0]]["label_batch_id"]
+    return AnnotationBatch(
+        batch,
+        tuple(ids[i] for i in range(len(annotations))),
+        num_superseded=sum(row["supersedes"] is not None for row in stored),
+        num_repeated=len(repeated),
+        num_unchanged=len(annotations) - len(new),
+    )
 
 
 def _columns(annotations: Sequence[Annotation]) -> dict[str, list[Any]]:
-    names = ("kind", "target_id", "confidence", "model", "kind_version", "key", "author")
+    names = ("kind", "target_id", "confidence", "model", "kind_version", "key", "author", "source")
     columns: dict[str, list[Any]] = {f"{name}s": [getattr(a, name) for a in annotations] for name in names}
     columns["words"] = [a.reason for a in annotations]
     columns["seconds"] = [a.seconds for a in annotations]
@@ -154,11 +183,33 @@ def history(
     buffer: Buffer,
     *,
     kind: str | None = None,
+    target: LabelTarget | None = None,
     target_id: int | None = None,
     label_batch_id: int | None = None,
     limit: int = 1000,
 ) -> list[Row]:
     """Return all annotations, newest first, superseded and undone ones too."""
     return buffer.database.fetch(
-        "annotation_history", kind=kind, target_id=target_id, label_batch_id=label_batch_id, limit=limit
+        "annotation_history",
+        kind=kind,
+        target=target,
+        target_id=target_id,
+        label_batch_id=label_batch_id,
+        limit=limit,
     )
+
+
+def undo_key(buffer: Buffer, key: str, *, author: str, reason: str | None = None) -> LabelBatch:
+    """Undo the annotation that this account stored under a key, as a new batch.
+
+    Raises:
+        QueryError: this account stored nothing under the key.
+    """
+    with buffer.database.transaction() as connection:
+        batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
+        fetch(connection, "label_settings", author=author, reason="", source="undo", label_batch_id=str(batch))
+        rows = fetch(connection, "undo_annotation_of_key", key=key, why=reason)
+        if not rows:
+            raise QueryError("this account stored no annotation under the key", value=key)
+        overruled = tuple(row["undone_id"] for row in rows if row["is_overruled"])
+    return LabelBatch(batch, 0, 0, num_annotations=len(rows) - len(overruled), overruled_annotations=overruled)

@@ -27,12 +27,24 @@ SELECT rft.lock_annotations(%(kinds)s::text[], %(target_ids)s::bigint[]);
 -- name: annotate
 -- Store annotations, in the given order. The triggers check them and skip those whose key was stored before.
 INSERT INTO rft.annotation (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, key)
-SELECT n.kind, n.kind_version, n.target_id, n.value, %(source)s::rft.annotation_source, n.author, n.model, n.confidence, n.reason, n.shown, n.seconds, n.key
+SELECT n.kind, n.kind_version, n.target_id, n.value, n.source::rft.annotation_source, n.author, n.model, n.confidence, n.reason, n.shown, n.seconds, n.key
 FROM unnest(%(kinds)s::text[], %(kind_versions)s::integer[], %(target_ids)s::bigint[], %(json_values)s::jsonb[], %(authors)s::text[], %(models)s::text[],
-            %(confidences)s::double precision[], %(words)s::text[], %(shown)s::jsonb[], %(seconds)s::double precision[], %(keys)s::text[])
-     WITH ORDINALITY AS n (kind, kind_version, target_id, value, author, model, confidence, reason, shown, seconds, key, place)
+            %(confidences)s::double precision[], %(words)s::text[], %(shown)s::jsonb[], %(seconds)s::double precision[], %(keys)s::text[], %(sources)s::text[])
+     WITH ORDINALITY AS n (kind, kind_version, target_id, value, author, model, confidence, reason, shown, seconds, key, source, place)
 ORDER BY n.place
 RETURNING annotation_id, supersedes, key;
+
+-- name: unchanged_annotations
+-- Places, from 1, of annotations that stand already with this value and reason.
+SELECT n.place, t.annotation_id
+FROM unnest(%(kinds)s::text[], %(target_ids)s::bigint[], %(json_values)s::jsonb[], %(authors)s::text[], %(sources)s::text[], %(words)s::text[])
+     WITH ORDINALITY AS n (kind, target_id, value, author, source, reason, place)
+CROSS JOIN LATERAL (
+    SELECT a.annotation_id, a.value, a.reason FROM rft.annotation a
+    WHERE a.target_id = n.target_id AND a.kind = n.kind AND a.author = n.author AND a.session_user_name = session_user
+      AND a.source = n.source::rft.annotation_source
+    ORDER BY a.annotation_id DESC LIMIT 1) t
+WHERE t.value = n.value AND (t.reason IS NOT DISTINCT FROM n.reason OR t.reason LIKE 'undo of label batch %%');
 
 -- name: annotations_by_key (read)
 -- Annotations that this account stored under keys.
@@ -55,12 +67,17 @@ SELECT a.annotation_id, a.kind, a.kind_version, k.target::text AS target, a.targ
 FROM rft.annotation a JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
 WHERE (%(kind)s::text IS NULL OR a.kind = %(kind)s)
   AND (%(target_id)s::bigint IS NULL OR a.target_id = %(target_id)s)
+  AND (%(target)s::text IS NULL OR k.target = %(target)s::rft.label_target)
   AND (%(label_batch_id)s::bigint IS NULL OR a.label_batch_id = %(label_batch_id)s)
 ORDER BY a.annotation_id DESC LIMIT %(limit)s;
 
 -- name: annotations_of_batch (read)
 -- Targets of the annotations of a batch.
 SELECT kind, target_id FROM rft.annotation WHERE label_batch_id = %(label_batch_id)s;
+
+-- name: undo_annotation_of_key
+-- Undo the annotation that this account stored under a key.
+SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotation_of_key(%(key)s, %(why)s);
 
 -- name: undo_annotations
 -- Undo the annotations of a batch.
@@ -90,3 +107,33 @@ ORDER BY a.annotation_id;
 SELECT g.group_id, a.annotation_id FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
 CROSS JOIN LATERAL (
     SELECT annotation_id FROM rft.annotation WHERE group_id = g.group_id AND kind = ANY (%(kinds)s) ORDER BY annotation_id DESC LIMIT 1) a;
+
+-- name: exported_annotations (read)
+-- Annotations that stand, in the order in which they were stored; only of kinds or a run if they are named.
+SELECT annotation_id, kind, kind_version, type::text AS type, target::text AS target, target_id, group_id, run, value, source::text AS source, author,
+       session_user_name, model, confidence, reason, shown, seconds, label_batch_id, made_at
+FROM rft.v_annotation
+WHERE (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s)) AND (%(run_id)s::bigint IS NULL OR run_id = %(run_id)s)
+ORDER BY annotation_id;
+
+-- name: texts_of_targets (read)
+-- The texts of what annotations are about: the prompt, and the responses with the ids of their experiences.
+SELECT t.target, t.target_id, min(x.prompt) AS prompt,
+       coalesce(jsonb_agg(jsonb_build_object('id', x.experience_id, 'response', x.response) ORDER BY x.experience_id) FILTER (WHERE x.experience_id IS NOT NULL), '[]')
+           AS responses
+FROM unnest(%(targets)s::text[], %(target_ids)s::bigint[]) AS t (target, target_id)
+CROSS JOIN LATERAL (
+    SELECT e.experience_id, p.prompt, e.response FROM rft.experience e
+    LEFT JOIN rft.group_prompt p ON p.group_id = e.group_id AND p.prompt_digest = e.prompt_digest
+    WHERE t.target = 'experience' AND e.experience_id = t.target_id
+    UNION ALL
+    SELECT e.experience_id, p.prompt, e.response FROM rft.rollout o JOIN rft.experience e ON e.group_id = o.group_id AND e.rollout_id = o.rollout_id
+    LEFT JOIN rft.group_prompt p ON p.group_id = e.group_id AND p.prompt_digest = e.prompt_digest
+    WHERE t.target = 'rollout' AND o.rollout_id = t.target_id
+    UNION ALL
+    SELECT e.experience_id, p.prompt, e.response FROM rft.experience e
+    LEFT JOIN rft.group_prompt p ON p.group_id = e.group_id AND p.prompt_digest = e.prompt_digest
+    WHERE t.target = 'group' AND e.group_id = t.target_id
+    UNION ALL
+    SELECT NULL, k.payload ->> 'prompt', NULL FROM rft.task k WHERE t.target = 'task' AND k.task_id = t.target_id) x
+GROUP BY t.target, t.target_id;

@@ -69,10 +69,13 @@ WHERE (%(experience_id)s::bigint IS NULL OR experience_id = %(experience_id)s)
 ORDER BY label_id DESC LIMIT %(limit)s;
 
 -- name: label_batches (read)
--- The newest batches, to find the one to undo.
-SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source::text) AS source, min(reason) AS reason,
-       min(labelled_at) AS labelled_at
-FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
+-- The newest batches, to find the one to undo: of rewards and of annotations.
+SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source) AS source, min(reason) AS reason, min(labelled_at) AS labelled_at
+FROM (
+    SELECT label_batch_id, author, source::text AS source, reason, labelled_at FROM rft.label
+    UNION ALL
+    SELECT label_batch_id, coalesce(undone_by, author), CASE WHEN undone_by IS NULL THEN kind ELSE 'undo' END, reason, made_at FROM rft.annotation) l
+GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
 
 -- name: count_open_reviews (read)
 -- Number of reviews of experiences that wait for an answer.

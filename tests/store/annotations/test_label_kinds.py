@@ -44,7 +44,7 @@ def test_kinds_are_defined_changed_listed_and_retired(
     assert rft(buffer, "list") == 0
     assert "partly" in capsys.readouterr().out
     assert rft(buffer, "show", "helpful", "--json") == 0
-    versions = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    versions = json.loads(capsys.readouterr().out)
     assert [(v["version"], v["reopens"]) for v in versions] == [(2, True), (1, True)]
     assert rft(buffer, "retire", "helpful") == 0
     assert [kind.kind for kind in kinds(buffer)] == ["critique"]

@@ -78,7 +78,7 @@ COMMENT ON FUNCTION rft.fill_label_kind() IS 'Trigger: checks the definition of 
 CREATE TRIGGER label_kind_fill BEFORE INSERT ON rft.label_kind FOR EACH ROW EXECUTE FUNCTION rft.fill_label_kind();
 
 CREATE FUNCTION rft.refuse_label_kind_change() RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION 'a version of a kind of label does not change: % is refused', TG_OP

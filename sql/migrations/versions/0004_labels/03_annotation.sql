@@ -67,7 +67,7 @@ COMMENT ON COLUMN rft.annotation.num IS 'The value of the types number and bool 
 COMMENT ON COLUMN rft.annotation.choice IS 'The value of the type choice; NULL for others.';
 
 CREATE FUNCTION rft.refuse_annotation_change() RETURNS trigger
-LANGUAGE plpgsql
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF TG_OP = 'UPDATE' AND coalesce(current_setting('rft.purge', true), '') <> ''

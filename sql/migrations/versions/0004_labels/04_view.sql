@@ -41,25 +41,24 @@ END
 $$;
 COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets of annotations, and the groups and reviews of kinds that reopen, before several annotations are written. Owner''s rights, to lock rows.';
 
--- Runs with its caller's rights: it undoes what the caller sees and may undo. Of each chain of a batch, the row of the batch is undone if it, or what
--- it restored, is what stands; then what stood before it stands again.
-CREATE FUNCTION rft.undo_annotations(of_batch bigint, why text DEFAULT NULL)
+-- These run with their caller's rights: they undo what the caller sees and may undo. Of each chain, the given rows are undone if the last of them, or
+-- what it restored, is what stands; then what stood before the first of them stands again.
+CREATE FUNCTION rft.undo_annotation_rows(ids bigint[], why text)
 RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
 LANGUAGE plpgsql
     SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
 AS $$
 BEGIN
     RETURN QUERY
-    WITH last AS (  -- of each chain, the last row that the batch added
-        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.*
-        FROM rft.annotation a WHERE a.label_batch_id = of_batch
+    WITH given AS MATERIALIZED (SELECT a.* FROM rft.annotation a WHERE a.annotation_id = ANY (ids)),
+    last AS (
+        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.* FROM given a
         ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id DESC),
     first AS (
-        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.*
-        FROM rft.annotation a WHERE a.label_batch_id = of_batch
+        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.* FROM given a
         ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id),
     found AS (
-        SELECT l.annotation_id AS undone_id, t.annotation_id AS tip_id, b.restored AS before_id,
+        SELECT l.annotation_id AS undone_id, l.group_id, l.target_id, t.annotation_id AS tip_id, b.restored AS before_id,
                t.annotation_id <> l.annotation_id AND t.restores IS DISTINCT FROM l.annotation_id AS overruled
         FROM last l
         JOIN first f USING (kind, target_id, source, author, session_user_name)
@@ -72,10 +71,31 @@ BEGIN
             FROM rft.annotation x WHERE x.annotation_id = f.supersedes) b ON true),
     stored AS (
         INSERT INTO rft.annotation (supersedes, restores, retracted, reason)
-        SELECT f.tip_id, f.before_id, f.before_id IS NULL, concat_ws(': ', format('undo of label batch %s', of_batch), why)
-        FROM found f JOIN last l ON l.annotation_id = f.undone_id WHERE NOT f.overruled ORDER BY l.group_id, l.target_id
+        SELECT f.tip_id, f.before_id, f.before_id IS NULL, why FROM found f WHERE NOT f.overruled ORDER BY f.group_id, f.target_id
         RETURNING rft.annotation.annotation_id, rft.annotation.supersedes)
     SELECT f.undone_id, s.annotation_id, f.overruled FROM found f LEFT JOIN stored s ON s.supersedes = f.tip_id ORDER BY f.undone_id;
 END
 $$;
-COMMENT ON FUNCTION rft.undo_annotations(bigint, text) IS 'Undoes the annotations of a batch, as a new batch: what stood before them stands again. Those that were superseded since are left and returned with is_overruled.';
+COMMENT ON FUNCTION rft.undo_annotation_rows(bigint[], text) IS 'Undoes annotations, as a new batch: what stood before them stands again. Those that were superseded since are left and returned with is_overruled.';
+
+CREATE FUNCTION rft.undo_annotations(of_batch bigint, why text DEFAULT NULL)
+RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM rft.undo_annotation_rows(
+        ARRAY(SELECT a.annotation_id FROM rft.annotation a WHERE a.label_batch_id = of_batch), concat_ws(': ', format('undo of label batch %s', of_batch), why));
+END
+$$;
+COMMENT ON FUNCTION rft.undo_annotations(bigint, text) IS 'Undoes the annotations of a batch, as rft.undo_annotation_rows does.';
+
+CREATE FUNCTION rft.undo_annotation_of_key(of_key text, why text DEFAULT NULL)
+RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM rft.undo_annotation_rows(
+        ARRAY(SELECT a.annotation_id FROM rft.annotation a WHERE a.session_user_name = session_user AND a.key = of_key), concat_ws(': ', 'undo', why));
+END
+$$;
+COMMENT ON FUNCTION rft.undo_annotation_of_key(text, text) IS 'Undoes the annotation that this account stored under a key, as rft.undo_annotation_rows does; no row if there is none.';

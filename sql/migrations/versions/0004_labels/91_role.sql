@@ -109,7 +109,8 @@ BEGIN
         GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes, restores, retracted, key)
             ON rft.annotation TO rft_labeler;
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]), rft.begin_label_batches(integer),
-            rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotations(bigint, text) TO rft_labeler;
+            rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
+            rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR granted IN SELECT * FROM rft.worker_rights() LOOP

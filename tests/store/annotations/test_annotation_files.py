@@ -1,0 +1,157 @@
+"""Files of annotations and the verbs of `rft label` for them: tables, Label Studio and Argilla, in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rftcore.cli import run_command
+from rftdata import Buffer, Group, labels
+from rftdata.annotations import Annotation, annotate, define_kinds, history, standing
+from rftdata.annotations.files import export_annotations, import_annotations
+from rftdata.errors import QueryError
+from tests.store.annotations.test_annotations import KINDS, VALUES
+from tests.store.writing.test_turns import TASK, single, walk
+from tests.support.store_roles import publish_versions
+
+FILES = ["all.jsonl", "all.csv", "all.parquet", "studio.json", "argilla.json"]
+
+
+@pytest.fixture
+def labelled(buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buffer:
+    """As the fixture of the tests of annotations, with a mathematical letter before the marked word."""
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "segments"))
+    publish_versions(buffer, 8)
+    run = buffer.create_run(name="walks", config={}, seed=1, steps=3, pipeline_version="none")
+    rollout = walk()
+    rollout.sequences[0].response = "𝑥 is bad"
+    with buffer.writer(run) as writer:
+        writer.insert(Group([rollout, single()], **TASK))
+    define_kinds(buffer, KINDS, author="owner")
+    return buffer
+
+
+def values() -> dict[str, Any]:
+    spans = [{"start": 5, "end": 8, "unit": "char", "label": "wrong", "note": "rude"}]
+    return VALUES | {"marks": spans}
+
+
+def stands(buffer: Buffer) -> dict[tuple[str, str], Any]:
+    return {(row["kind"], row["author"]): row["value"] for row in standing(buffer)}
+
+
+def written(buffer: Buffer, folder: Path, name: str) -> Path:
+    export_annotations(buffer, folder / name, to="argilla" if name.startswith("argilla") else None)
+    return folder / name
+
+
+def rft(buffer: Buffer, *words: str) -> int:
+    return run_command(["label", *words, "--buffer", buffer.config.uri])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_exported_is_imported_as_one_batch_and_once(labelled: Buffer, tmp_path: Path, name: str) -> None:
+    given = values()
+    annotate(labelled, [Annotation(kind, 1, value) for kind, value in given.items()], author="ada")
+    annotate(labelled, [Annotation("score", 1, 0.7)], author="bob")
+    file = written(labelled, tmp_path, name)
+    if name.startswith("argilla"):  # its spans have no notes
+        given["marks"] = [{key: value for key, value in given["marks"][0].items() if key != "note"}]
+    before = len(history(labelled))
+    first = import_annotations(labelled, file, author="importer")
+    assert (len(first.annotation_ids), first.num_unchanged, len(history(labelled)) - before) == (11, 0, 11)
+    found = {(row["kind"], row["author"]): row["value"] for row in standing(labelled) if row["source"] == "import"}
+    assert found == {**{(kind, "ada"): value for kind, value in given.items()}, ("score", "bob"): 0.7}
+    again = import_annotations(labelled, file, author="importer")
+    assert (again.num_unchanged, again.annotation_ids, len(history(labelled)) - before) == (
+        11,
+        first.annotation_ids,
+        11,
+    )
+    labels.undo(labelled, first.label_batch_id, author="ada")
+    assert "import" not in {row["source"] for row in standing(labelled)}
+    assert import_annotations(labelled, file, author="importer").num_unchanged == 0
+
+
+def test_answers_of_models_are_predictions_and_come_back_as_those_of_judges(labelled: Buffer, tmp_path: Path) -> None:
+    judged = Annotation("score", 1, 0.4, model="judge-1", confidence=0.8)
+    annotate(labelled, [judged], author="judge", source="judge")
+    for name in ("studio.json", "argilla.json"):
+        file = written(labelled, tmp_path, name)
+        (item,) = json.loads(file.read_text())
+        assert "judge-1" in json.dumps(item.get("predictions") or item["suggestions"])
+        with pytest.raises(QueryError, match="has no annotation"):
+            import_annotations(labelled, file, author="me")
+        batch = import_annotations(labelled, file, author="me", with_judges=True)
+        (row,) = [row for row in history(labelled) if row["annotation_id"] == batch.annotation_ids[0]]
+        assert (row["source"], row["model"], row["confidence"], row["value"]) == ("judge", "judge-1", 0.8, 0.4)
+
+
+def test_offsets_of_label_studio_are_in_utf_16_and_tokens_are_left_out(labelled: Buffer, tmp_path: Path) -> None:
+    marks = [{"start": 0, "end": 1, "label": "wrong"}, *values()["marks"]]
+    annotate(labelled, [Annotation("marks", 1, marks)], author="ada")
+    done = export_annotations(labelled, tmp_path / "studio.json")
+    assert done.left_out == ("1 left out: spans of tokens, whose characters are not known",)
+    (task,) = json.loads((tmp_path / "studio.json").read_text())
+    (result,) = task["annotations"][0]["result"]
+    assert result["value"] == {"start": 6, "end": 9, "text": "bad", "labels": ["wrong"]}
+    view = ElementTree.parse(tmp_path / "studio.xml").getroot()
+    assert {item.get("name") for item in view} >= {"good", "verdict", "grades.clear", "steps.0", "order", "marks"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.jsonl", '{"kind": "score", "target_id": 1, "value": 2}', "must be a number from 0 up to 1"),
+        ("a.jsonl", '{"kind": "score", "target_id": 1, "value": NaN}', "is not a finite number"),
+        ("a.jsonl", '{"kind": "score", "target_id": "1_0", "value": 0}', "target_id that is no id"),
+        ("a.jsonl", '{"kind": "score", "target_id": 1}', "lacks value"),
+        ("a.jsonl", '{"kind": "score"', "cannot be read"),
+        ("a.csv", "kind,target_id,value\nscore,1,high\n", "is not JSON"),
+        ("a.csv", "kind,target_id,value\nscore,1\n", "has 2 cells"),
+        ("a.csv", "kind,target_id,value\nscore,999,0.5\n", "there is no experience 999"),
+        ("a.json", '[{"data": {"target_id": 1}, "annotations": [{"result": [{"from_name": "x", "value": {}}]}]}]', "has a result of x"),
+        ("a.json", '[{"data": {"target_id": 1}, "annotations": [{"result": [{"from_name": "good", "value": {}}]}]}]', "that is none of the type bool"),
+        ("a.json", '[{"data": {}}]', "has no data.target_id"),
+        ("a.json", '[{"fields": {}, "metadata": {}}]', "has no metadata.target_id"),
+        ("a.json", '{"a": 1}', "is no list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_stores_nothing(labelled: Buffer, tmp_path: Path, name: str, text: str, told: str) -> None:
+    good = {".jsonl": '{"kind": "score", "target_id": 2, "value": 0.5}\n', ".csv": "", ".json": ""}
+    file = tmp_path / name
+    file.write_text(good[file.suffix] + text)
+    with pytest.raises(QueryError, match="") as caught:
+        import_annotations(labelled, file, author="me")
+    assert told in str(caught.value)
+    assert history(labelled) == []
+
+
+def test_the_verbs_annotate_show_undo_and_move(
+    labelled: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rft(labelled, "annotate", "verdict", "1", "drop", "--reason", "rude", "--key", "k1", "--author", "ada") == 0
+    assert "1 stored" in capsys.readouterr().out
+    assert rft(labelled, "annotate", "verdict", "1", "drop", "--key", "k1", "--author", "ada") == 0
+    assert "1 stored before under the same key" in capsys.readouterr().out
+    assert rft(labelled, "annotate", "better", "1", "a better one", "--author", "ada", "--json") == 0
+    batch = json.loads(capsys.readouterr().out)["label_batch_id"]
+    assert rft(labelled, "annotate", "score", "1", "high") == 2
+    assert "is not JSON" in capsys.readouterr().err
+    assert stands(labelled) == {("verdict", "ada"): "drop", ("better", "ada"): {"response": "a better one"}}
+    assert rft(labelled, "history", "1") == 0
+    assert "a better one" in capsys.readouterr().out
+    assert rft(labelled, "history") == 0
+    assert "verdict" in capsys.readouterr().out
+    assert rft(labelled, "export", str(tmp_path / "a.csv"), "--kind", "verdict", "--run", "walks") == 0
+    assert "1 annotations written" in capsys.readouterr().out
+    assert rft(labelled, "import", str(tmp_path / "a.csv"), "--author", "me") == 0
+    assert rft(labelled, "undo", "--key", "k1") == 0
+    assert "1 annotations undone" in capsys.readouterr().out
+    assert rft(labelled, "undo", str(batch)) == 0
+    assert [row["source"] for row in standing(labelled)] == ["import"]
+    assert rft(labelled, "undo") == 2
