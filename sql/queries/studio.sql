@@ -85,6 +85,6 @@ SELECT a.* FROM rft.v_annotation a
 WHERE (a.target = 'experience' AND a.target_id = %(experience_id)s) OR (a.target = 'rollout' AND a.target_id = %(rollout_id)s)
    OR (a.target = 'group' AND a.target_id = %(group_id)s) ORDER BY a.annotation_id DESC LIMIT 200;
 
--- name: studio_runs (read)
+-- name: studio_newest_runs (read)
 -- The newest runs, to choose one.
 SELECT run_id, name FROM rft.run ORDER BY run_id DESC LIMIT 50;

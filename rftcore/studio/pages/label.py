@@ -64,7 +64,7 @@ def compare_page(visit: Visit) -> Response:
 def label_page(visit: Visit, kind: str, run: str = "") -> Response:
     """Show the queue of a kind, which then asks for items."""
     _run_id(visit, run)
-    return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=visit.fetch("studio_runs"))
+    return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=visit.fetch("studio_newest_runs"))
 
 
 @router.get("/label/{kind}/items")
