@@ -9,6 +9,7 @@ import argparse
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -38,32 +39,52 @@ def make_model(
         hidden_size: a multiple of 64, since heads of 32 are the smallest that vLLM computes on a CPU.
     """
     tokens = [*SPECIAL, *CHARACTERS, *sorted(set(words) - set(CHARACTERS))]
-    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
     # A known word where it stands alone; otherwise each character.
     known = "|".join(sorted(words, key=len, reverse=True))
     pattern = rf"\b(?:{known})\b|[\s\S]" if words else r"[\s\S]"
+    tokenizer = make_tokenizer(tokens, CHAT_TEMPLATE, pattern, additional_special_tokens=SPECIAL[4:])
+    return write_model(folder, tokenizer, hidden_size, num_layers, seed)
+
+
+def make_tokenizer(
+    tokens: Sequence[str], chat_template: str, pattern: str = r"[\s\S]", **settings: Any
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with these tokens, the first of which are <pad>, <bos>, <eos> and <unk>; `pattern` finds them in a text."""
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
         unk_token="<unk>",
-        additional_special_tokens=["<assistant>", "<user>", "<tool>"],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
+        **settings,
     )
+
+
+def write_model(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    hidden_size: int,
+    num_layers: int,
+    seed: int,
+    context_length: int = 1024,
+) -> Path:
+    """Write a random Llama with the tokens of a tokenizer, and the tokenizer, to `folder`."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokens),
+            vocab_size=len(tokenizer),
             hidden_size=hidden_size,
             intermediate_size=4 * hidden_size,
             num_hidden_layers=num_layers,
             num_attention_heads=hidden_size // 32,
             num_key_value_heads=hidden_size // 64,
-            max_position_embeddings=1024,
+            max_position_embeddings=context_length,
             tie_word_embeddings=False,
             pad_token_id=0,
             bos_token_id=1,
