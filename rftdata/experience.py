@@ -56,6 +56,7 @@ class Sequence:
         turn_index: number of its first turn in the rollout; None counts the turns of the sequences before it.
         fork: why it begins anew instead of extending an earlier sequence of its rollout, one of `FORKS`; None if it does not.
         role: the role that the policy played in it; None where the workflow has only one.
+        edit_id: annotation_id of the edit that it renders; its parent is the experience that was edited.
         origin: origin of an imported sequence. Its policy spans name versions of another buffer, so no policy of this buffer counts
             as its sampler.
     """
@@ -74,6 +75,7 @@ class Sequence:
     metrics: dict[str, float] = field(default_factory=dict)
     messages: list[dict[str, Any]] | None = None
     parent_id: int | None = None
+    edit_id: int | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict)
     turn_index: int | None = None
     fork: str | None = None
@@ -319,6 +321,8 @@ def _validate_sequence(s: Sequence) -> None:
         check_integer("the policy_version_id of a span", policy_version_id)
     if s.parent_id is not None:
         check_integer("the parent_id of a sequence", s.parent_id)
+    if s.edit_id is not None:
+        check_integer("the edit_id of a sequence", s.edit_id)
     if s.turn_index is not None:
         check_integer("the turn_index of a sequence", s.turn_index, (0, INT4[1]))
     if s.fork is not None and s.fork not in FORKS:

@@ -17,10 +17,12 @@ from rftdata.postgres.binary_copy import (
     rollout_row,
     turn_reward_rows,
 )
-from rftdata.postgres.database import Connection, Row
+from rftdata.postgres.database import Connection, Row, copy_rows
 from rftdata.writing import origins
 from rftdata.writing.prompts import Prompts
 from rftdata.writing.write_batch import WriteBatch
+
+_EDIT_COLUMNS = (("experience_id", "int8"), ("annotation_id", "int8"))
 
 
 def copy_rows_of(connection: Connection, run_id: int, batch: WriteBatch, ids: Row) -> None:
@@ -72,6 +74,9 @@ def _copy_experiences(connection: Connection, run_id: int, batch: WriteBatch, id
     )
     copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
     _copy_turn_rewards(connection, keys, sequences)
+    edits = [(key.experience_id, s.edit_id) for key, s in zip(keys, sequences, strict=True) if s.edit_id is not None]
+    if edits:
+        copy_rows(connection, "rft.edited_response", _EDIT_COLUMNS, iter(edits))
 
 
 def _copy_turn_rewards(connection: Connection, keys: list[ExperienceKeys], sequences: list[Sequence]) -> None:

@@ -10,6 +10,7 @@ AS $$
         ('checkpoint', true, false, '{deleted_at}'),
         -- Rows that are deleted because they never counted: finished items, undone draws, unanswered questions.
         ('draw', true, true, '{times_sampled}'),
+        ('edited_response', true, false, '{}'),
         ('endpoint_usage', true, false, '{num_calls, num_tokens, cost, updated_at}'),
         ('evaluation', true, true, '{policy_version_id, status, claimed_by, lease_until, num_lost, num_tasks, mean_reward, seconds, error, finished_at}'),
         ('evaluation_answer', true, true, '{}'),
