@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from rftcore.workflows.chats import written_sequence
-from rftdata.annotations.edits import Edit, edits_to_render, run_of_edits
+from rftdata.annotations.edits import Edit, edits_to_render, rendering, run_of_edits
 from rftdata.buffer import Buffer
 from rftdata.errors import (
     BufferUnavailableError,
-    ConflictError,
     DiskFullError,
     ModelError,
     QueryError,
@@ -26,7 +25,6 @@ from rftdata.errors import (
 )
 from rftdata.experience import TURNS, Array, Group, Rollout, Sequence
 from rftdata.failpoints import failpoint
-from rftdata.postgres.locks import Lock, holding
 from rftdata.run import Run
 
 
@@ -55,11 +53,7 @@ def render_edits(buffer: Buffer, run: Run, tokenizer: Any, *, into: str | None =
         QueryError: `into` names a run of another kind.
     """
     result = RenderedEdits()
-    with holding(buffer.database, Lock("edits", run.run_id)) as held_by:
-        if held_by is not None:
-            raise ConflictError(
-                f"another process renders edits of this run: {held_by}", todo="wait until it has finished"
-            )
+    with rendering(run):
         edits = list(edits_to_render(run))
         if not edits:
             return result

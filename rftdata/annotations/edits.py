@@ -6,14 +6,16 @@ own, so that what a run sampled, and its queue, stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rftdata.buffer import Buffer
-from rftdata.errors import QueryError
+from rftdata.errors import ConflictError, QueryError
 from rftdata.postgres.database import records
+from rftdata.postgres.locks import Lock, holding
 from rftdata.run import NO_PIPELINE, Run
 
 _RECEIPTS = uuid.UUID("0a4b1c52-54c3-4f0e-9d0c-7f6f2f0e8b31")
@@ -46,6 +48,21 @@ class Edit:
     def receipt(self) -> uuid.UUID:
         """The receipt under which it is written."""
         return uuid.uuid5(_RECEIPTS, str(self.annotation_id))
+
+
+@contextlib.contextmanager
+def rendering(run: Run) -> Iterator[None]:
+    """Lock the rendering of a run's edits, so that only this process renders them.
+
+    Raises:
+        ConflictError: another process renders them.
+    """
+    with holding(run.database, Lock("edits", run.run_id)) as held_by:
+        if held_by is not None:
+            raise ConflictError(
+                f"another process renders edits of this run: {held_by}", todo="wait until it has finished"
+            )
+        yield
 
 
 def edits_to_render(run: Run) -> Iterator[Edit]:
