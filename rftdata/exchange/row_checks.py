@@ -33,12 +33,14 @@ from rftdata.experience import (
 from rftdata.limits import (
     INT4,
     INT8,
+    LARGEST_REWARD,
     MAX_JSON_DEPTH,
     MAX_NAME_BYTES,
     check_integer,
     check_json,
     check_task_name,
     check_text,
+    is_number,
     may_be_unstorable,
 )
 
@@ -60,6 +62,7 @@ OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error", "stop_reason", "t
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]
+_REWARDS = f"finite numbers between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}"
 _NUMBERS = ("rollout_reward", "seconds", "reward_sampled", "reward")
 # PostgreSQL refuses texts within jsonb of 256 MiB, and values of 1 GiB. A character takes up to four bytes.
 _MAX_CHARACTERS = 2**26
@@ -93,7 +96,8 @@ def check_row(row: Row) -> None:
         _one_of("stop_reason", row["stop_reason"], STOP_REASONS)
     _at_least("rollout_index", row["rollout_index"], 0)
     for name in _NUMBERS:
-        _finite(f"the column {name}", row[name])
+        if row[name] is not None and not is_number(row[name]):
+            raise RftError(f"the column {name} is not a finite number", value=row[name], allowed=f"{_REWARDS}, or none")
     _check_seconds("the column seconds", row["seconds"])
     if row["tries"] is not None:
         _check_tries(_parsed("tries", row["tries"]))
@@ -326,10 +330,8 @@ def _check_turns(row: Row) -> None:
     shapes = {array["name"]: array["shape"] for array in row["arrays"]}
     if rewards is not None:
         for reward in rewards:
-            if reward is None or not math.isfinite(reward):
-                raise RftError(
-                    "the column turn_rewards has not only finite numbers", value=reward, allowed="finite numbers"
-                )
+            if reward is None or not is_number(reward):
+                raise RftError("the column turn_rewards has not only finite numbers", value=reward, allowed=_REWARDS)
         if shapes.get(STEP_REWARD) != [len(rewards)]:
             raise RftError(
                 f"the column turn_rewards must have one value for each of the array {STEP_REWARD}",

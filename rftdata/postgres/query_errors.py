@@ -7,12 +7,13 @@ import re
 import psycopg
 
 from rftdata.errors import QueryError
+from rftdata.limits import LARGEST_REWARD
 
 
 def query_error(error: psycopg.Error) -> QueryError:
     """Return the database's error as one paragraph."""
     diagnostic = error.diag
-    if diagnostic.constraint_name == "experience_reward_check":
+    if diagnostic.constraint_name in ("experience_reward_check", "experience_reward_trainable"):
         return _bad_reward(diagnostic.message_detail or "")
     message = diagnostic.message_primary or " ".join(str(error).split())
     detail = f" ({diagnostic.message_detail.rstrip('.')})" if diagnostic.message_detail else ""
@@ -20,11 +21,11 @@ def query_error(error: psycopg.Error) -> QueryError:
 
 
 def _bad_reward(row: str) -> QueryError:
-    """Return the error of an UPDATE that sets a reward to NaN or infinity; the server shows the row to accounts that may read it."""
+    """Return the error of an UPDATE that sets a reward with which no trainer can compute; the server shows the row to accounts that may read it."""
     which = re.match(r"Failing row contains \((\d+),", row)
-    values = set(re.findall(r", (NaN|-?Infinity)(?=[,)])", row))
+    values = set(re.findall(r", (NaN|-?Infinity|-?[\d.]+e\+\d+)(?=[,)])", row))
     return QueryError(
-        f"the reward of {f'experience {which[1]}' if which else 'an experience'} cannot be {values.pop() if len(values) == 1 else 'NaN or infinite'}",
-        allowed="a finite number, or NULL while it is awaited",
+        f"the reward of {f'experience {which[1]}' if which else 'an experience'} cannot be {values.pop() if len(values) == 1 else 'NaN or as great'}",
+        allowed=f"a finite number between -{LARGEST_REWARD:g} and {LARGEST_REWARD:g}, or NULL while it is awaited",
         todo="correct the statement; it changed nothing",
     )

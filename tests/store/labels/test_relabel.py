@@ -129,7 +129,7 @@ def test_facts_are_refused_with_a_hint_that_states_what_to_do(buffer: Buffer, cl
         assert "To correct a reward: UPDATE rft.experience SET reward" in str(refused.value.diag.message_hint)
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e39"])
 def test_a_reward_is_a_finite_number(buffer: Buffer, client: psycopg.Connection, value: str) -> None:
     roles = Roles(buffer)
     with roles.attempt():

@@ -298,12 +298,16 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is
             str(tmp_path / "nan.csv"),
         ): "row 2 of .* has a reward for experience 2 .*got nan.*allowed: a finite number",
         ("sql", "update rft.experience set reward = 'NaN' where experience_id = 2"): (
-            "the reward of experience 2 cannot be NaN; allowed: a finite number, or NULL while it is awaited"
+            "the reward of experience 2 cannot be NaN; allowed: a finite number between -3.4e.38 and 3.4e.38, or NULL while it is awaited"
         ),
         (
             "sql",
             "update rft.experience set reward = '-Infinity'",
         ): "the reward of experience . cannot be -Infinity; allowed: a finite number",
+        (
+            "sql",
+            "update rft.experience set reward = -1e39",
+        ): r"the reward of experience . cannot be -1e\+39; allowed: a finite number",
     }
     for arguments, words in refused.items():
         code, _, err = rft(capsys, *arguments)
