@@ -131,8 +131,16 @@ def open(
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
 
 
-def open_as(buffer: Buffer, account: str, password: str, *, application: str) -> Buffer:
-    """Open a buffer a second time, with another account of its database. Its server runs while `buffer` is open.
+def open_again(buffer: Buffer, *, application: str, patience_s: float, max_connections: int) -> Buffer:
+    """Open a buffer a second time, with connections of its own. Its server runs while `buffer` is open."""
+    database = Database(
+        buffer.database.uri, max_connections=max_connections, application=application, patience_s=patience_s
+    )
+    return buffer.with_database(database)
+
+
+def open_as(buffer: Buffer, account: str, password: str, *, application: str, patience_s: float) -> Buffer:
+    """Open a buffer a second time, with another account of its database.
 
     Raises:
         BufferUnavailableError: the database refuses the account, does not check its password, or does not answer.
@@ -144,7 +152,7 @@ def open_as(buffer: Buffer, account: str, password: str, *, application: str) ->
     place = address.netloc.rpartition("@")[2]
     user = f"{quote(account, safe='')}:{quote(password, safe='')}"
     uri = urlunsplit(address._replace(netloc=f"{user}@{place}"))
-    database = Database(uri, max_connections=4, application=application, patience_s=2.0)
+    database = Database(uri, max_connections=4, application=application, patience_s=patience_s)
     with database.connection() as connection:
         is_checked = connection.pgconn.used_password
     if not is_checked:

@@ -33,6 +33,9 @@ KeepRunningOption = Annotated[
     bool, typer.Option("--keep-running", help="Resume the run automatically after an end that you did not ask for.")
 ]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")]
+StudioOption = Annotated[
+    bool, typer.Option("--studio", help="Show pages on the buffer in a browser while the run lasts, see `rft studio`.")
+]
 
 
 def run(
@@ -45,6 +48,7 @@ def run(
     buffer: ConfigBufferOption = None,
     plain: PlainOption = False,
     keep_running: KeepRunningOption = False,
+    studio: StudioOption = False,
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
@@ -58,6 +62,8 @@ def run(
 
     With `--keep-running` the run is a process of its own, and is resumed when it fails or is killed, after a growing pause. A finished run, a signal,
     a mistake that is found before it begins, an end before the first trained step, and five ends without a trained step in between are final.
+
+    With `--studio` the run prints the address of its pages (`rft docs look-at-a-run`). The run never waits for them.
 
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
@@ -73,5 +79,5 @@ def run(
     else:
         stages = stage_configurations(file, overrides, buffer)
     settings = [*(f"--set={override}" for override in overrides or []), *([f"--buffer={buffer}"] if buffer else [])]
-    request = RunRequest(stages, file, name, continuation, settings, plain)
+    request = RunRequest(stages, file, name, continuation, settings, plain, studio)
     raise typer.Exit(run_until_final(request, warn) if keep_running else run_here(request))

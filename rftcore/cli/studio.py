@@ -33,6 +33,7 @@ def studio(
         str | None,
         typer.Option("--author", envvar="RFT_AUTHOR", help="Author of your labels; your login name by default."),
     ] = None,
+    end_with_input: Annotated[bool, typer.Option("--end-with-input", hidden=True)] = False,
 ) -> None:
     """Open the studio: review and label experiences, and look at runs, in a browser.
 
@@ -55,4 +56,6 @@ def studio(
     with opened(uri, "rft studio", schema="migrate") as buffer:
         server = StudioServer(buffer, settings)
         print_addresses(server, lambda line: print(line, flush=True))
+        if end_with_input:
+            server.stop_with_input()
         server.serve()

@@ -85,6 +85,7 @@ class RunRequest:
         name: the run to continue; None for the newest of the configuration's name.
         settings: options that change the configuration.
         plain: print lines on a terminal too.
+        studio: show pages on the buffer beside the run.
 
     Raises:
         ConfigError: a run is named beside a file with several stages.
@@ -96,6 +97,7 @@ class RunRequest:
     continuation: Continuation
     settings: Sequence[str]
     plain: bool
+    studio: bool = False
 
     def __post_init__(self) -> None:
         if len(self.stages) > 1 and (self.name is not None or self.continuation.goes_back):
@@ -114,7 +116,13 @@ class RunRequest:
 
     def _arguments(self, name: str | None, continuation: Continuation) -> list[str]:
         targets = [str(target) for target in (self.file, name) if target is not None]
-        return [*targets, *continuation.arguments(), *self.settings, *(["--plain"] if self.plain else [])]
+        return [
+            *targets,
+            *continuation.arguments(),
+            *self.settings,
+            *(["--plain"] if self.plain else []),
+            *(["--studio"] if self.studio else []),
+        ]
 
     def num_steps(self, name: str) -> int:
         """Return the trained steps of a run, and those of the stages before it."""
@@ -135,9 +143,12 @@ def run_here(request: RunRequest) -> int:
     with _launcher(stages) as launcher, ExitStack() as stack:
         with large_imports():  # beside those of the launcher's processes
             from rftcore.launch import staged_runs, supervisor
+            from rftcore.launch.studio_beside import StudioBeside
             from rftcore.launch.terminal.views import open_view
 
         view = stack.enter_context(open_view(plain=request.plain))
+        if request.studio:
+            stack.enter_context(StudioBeside(stages[0].buffer, view))
         if len(stages) > 1:
             return staged_runs.run_stages(stages, launcher, resume=continuation.resume, view=view)
         return supervisor.run(

@@ -16,9 +16,10 @@ import uvicorn
 
 from rftcore.studio.app import Studio, build_studio
 from rftcore.studio.live import LiveHints
-from rftcore.studio.sessions import Sessions
+from rftcore.studio.sessions import PATIENCE_S, Sessions
 from rftcore.studio.settings import StudioSettings
 from rftdata.buffer import Buffer
+from rftdata.connection import open_again
 from rftdata.errors import RftError
 
 _STOP_S = 2
@@ -38,8 +39,9 @@ class StudioServer:
         self._settings = settings
         self._socket = _listening(settings)
         self.port: int = self._socket.getsockname()[1]
-        self._live = LiveHints(buffer)
-        sessions = Sessions(buffer, settings.author, is_personal=settings.is_personal)
+        self._buffer = open_again(buffer, application="rft studio", patience_s=PATIENCE_S, max_connections=16)
+        self._live = LiveHints(self._buffer)
+        sessions = Sessions(self._buffer, settings.author, is_personal=settings.is_personal)
         self.studio: Studio = build_studio(settings, sessions, self._live, self.port)
         config = uvicorn.Config(
             self.studio.app,
@@ -69,11 +71,21 @@ class StudioServer:
         finally:
             self._live.stop()
             self.studio.sessions.close()
+            self._buffer.close()
             self._socket.close()
 
     def stop(self) -> None:
         """Let `serve` return."""
         self._server.should_exit = True
+
+    def stop_with_input(self) -> None:
+        """Let `serve` return when the standard input ends, which is a pipe of the process that started this one."""
+
+        def wait() -> None:
+            sys.stdin.read()
+            self.stop()
+
+        threading.Thread(target=wait, name="studio-end", daemon=True).start()
 
     @contextlib.contextmanager
     def in_thread(self) -> Iterator[StudioServer]:

@@ -22,6 +22,8 @@ from rftdata.errors import BufferUnavailableError, RftError
 
 IDLE_S = 12 * 3600.0
 MAX_SESSIONS = 500
+# A person waits for a page. After this, it says that the database is unavailable, and tries again.
+PATIENCE_S = 2.0
 
 
 class SignInError(RftError):
@@ -93,7 +95,7 @@ class Sessions:
             BufferUnavailableError: the database does not answer.
         """
         try:
-            buffer = open_as(self._buffer, account, password, application="rft studio")
+            buffer = open_as(self._buffer, account, password, application="rft studio", patience_s=PATIENCE_S)
         except BufferUnavailableError:
             self._buffer.database.fetch("buffer_id")  # the database answers others, so it has refused this account
             raise SignInError("the name or the password is wrong") from None

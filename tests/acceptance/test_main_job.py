@@ -39,6 +39,7 @@ def finished(warm: Warm, rft: Rft, tmp_path_factory: pytest.TempPathFactory) -> 
         "run",
         EXAMPLE / "grpo.yaml",
         "--plain",
+        "--studio",
         "--buffer",
         folder / "buffer",
         "--set",
@@ -54,6 +55,7 @@ def finished(warm: Warm, rft: Rft, tmp_path_factory: pytest.TempPathFactory) -> 
         timeout=1500,
     )
     assert "rft report sort-grpo" in result.stdout, result.stdout
+    assert "the studio is at http://127.0.0.1:" in result.stdout, result.stdout
     assert "step 40/40" in result.stdout or "40/40" in result.stdout, result.stdout
     return folder / "buffer"
 

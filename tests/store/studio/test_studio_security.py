@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import logging
-import sys
 
 import pytest
 
@@ -202,12 +201,3 @@ def test_signing_out_ends_the_session(site: Site, ada: str) -> None:
         with site.stranger() as again:
             again.cookies.update(cookie)
             assert again.get("/review").status_code == 303
-
-
-def test_the_studio_has_loaded_no_training_stack() -> None:
-    import subprocess
-
-    program = (
-        "import rftcore.studio.server, sys; print(sorted({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -46,10 +46,11 @@ MODULES = [
     "rftcore.config.run",
     "operators",
     "rftcore.checks.devices",
+    "rftcore.studio.server",
     *ROLES,
     ALGORITHMS,
 ]
-COMMANDS = ["", "run", "sql", "status", "label", "pairs", "query", "report", "export", "purge"]
+COMMANDS = ["", "run", "sql", "status", "label", "pairs", "query", "report", "export", "purge", "studio"]
 
 
 @pytest.fixture(scope="module")
