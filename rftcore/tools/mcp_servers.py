@@ -150,9 +150,17 @@ class McpServer:
             ) from error
         session = McpSession(self.entry.mcp, self._base_dir, log=True)
         try:
-            listed = await _listed(await session.client())
-        except InfrastructureError as error:
-            raise ConfigError(str(error), todo="check that it starts, and its command or url") from error
+            client = await session.client()
+            async with asyncio.timeout(self.entry.timeout_s):
+                listed = await _listed(client)
+        except Exception as error:  # what the package raises depends on the transport
+            what = (
+                f"it did not list its tools within timeout_s = {self.entry.timeout_s:g} s"
+                if isinstance(error, TimeoutError)
+                else raised_text(innermost(error))
+            )
+            failure = error if isinstance(error, InfrastructureError) else session.failure(what)
+            raise ConfigError(str(failure), todo="check that it starts, and its command or url") from error
         finally:
             await session.close()
         chosen = self.entry.tools

@@ -391,7 +391,10 @@ def _break(file: Path, **changes: Any) -> None:
         ({"loss_mask": [0, 0, 0, 1, 300]}, "out of bounds"),
         ({"token_ids": ["a"]}, "token_ids cannot be .*expected whole numbers"),
         ({"num_prompt_tokens": 99}, "a wrong number of prompt tokens"),
-        ({"reward": "NaN"}, r"the column reward is not a finite number \(got nan\); allowed: a finite number"),
+        (
+            {"reward": "NaN"},
+            r"the column reward is not a finite number \(got nan\); allowed: finite numbers between -3.4e.38 and 3.4e.38, or none",
+        ),
         ({"reward": "high"}, r"line 6 .*the column reward cannot be 'high': expected a number"),
         ({"turn_index": True}, "the column turn_index cannot be True: expected a whole number"),
         ({"response": 4}, "the column response cannot be 4: expected a text"),

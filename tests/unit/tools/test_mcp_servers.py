@@ -46,6 +46,27 @@ async def one(session: ToolSession, name: str, **arguments: Any) -> ToolResult:
     return found
 
 
+# Opens a session, and answers nothing else.
+MUTE = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        found = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": {"name": "mute", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}), flush=True)
+"""
+
+
+def test_a_server_that_does_not_list_its_tools_is_named() -> None:
+    async def open_it(box: ToolBox) -> None:
+        raise AssertionError("not reached")
+
+    with pytest.raises(
+        ConfigError, match=r"cannot be used: it did not list its tools within timeout_s = 0.5 s; check that it starts"
+    ):
+        with_box(open_it, {"mcp": {"command": [sys.executable, "-c", MUTE]}, "timeout_s": 0.5})
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server over HTTP."""
