@@ -58,6 +58,7 @@ class Call(_Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None  # of a stream; clients that put an answer together leave it in
 
 
 class AssistantMessage(_Strict):

@@ -87,6 +87,15 @@ class RunningProgram:
         if not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
 
+    def close(self) -> None:
+        """Kill the program and all that it has started, and wait for their end; called in any thread."""
+        self.ask_to_end()
+        try:
+            self._supervisor.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            kill_group(self._supervisor)
+            self._supervisor.wait()
+
     async def end(self) -> None:
         """Kill the program and all that it has started; return when they have ended."""
         self.ask_to_end()

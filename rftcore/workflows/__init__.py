@@ -29,6 +29,7 @@ WORKFLOWS = Registry[Workflow](
         "environment": "rftcore.workflows.environment:environment",
         "multi_agent": "rftcore.workflows.multi_agent:multi_agent",
         "tools": "rftcore.workflows.tools:tools",
+        "verifiers": "rftcore.programs.verifiers:verifiers",
     },
 )
 

@@ -6,6 +6,7 @@
 | `data.jsonl`, `.csv`, `.parquet` | a file |
 | `folder/` | what `Dataset.save_to_disk` of the library datasets wrote, or a folder of such files |
 | `hf:OWNER/NAME` | a data set of the Hugging Face hub, or of its cache on this machine |
+| `verifiers:NAME` | the tasks of an environment of the package verifiers, see `rftdata.tasks.verifiers` |
 | `sql: SELECT …` | a query on the buffer itself, or on another PostgreSQL |
 | `./file.py:function` | your own generator; `args` are its arguments |
 """
@@ -26,14 +27,14 @@ from rftdata.config_errors import did_you_mean
 from rftdata.errors import TaskSourceError, TimeLimitError
 from rftdata.plugins import Registry
 from rftdata.postgres.database import Database
-from rftdata.tasks import files, hub, query
+from rftdata.tasks import files, hub, query, verifiers
 from rftdata.user_code.time_limits import call
 
 # Users' own generators; the other kinds of source are recognised by their form.
 TASK_SOURCES = Registry[Callable[..., Iterable[Any]]]("task source", {})
 
 _END = object()
-KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
+KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, verifiers:NAME, sql: SELECT …, ./file.py:function"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def fingerprint(config: TasksetConfig, base_dir: Path) -> Fingerprint:
     Raises:
         TaskSourceError: an existing file cannot be read.
     """
-    if query.is_query(config.source):
+    if query.is_query(config.source) or verifiers.is_verifiers(config.source):
         return Fingerprint(volatile=True)
     if hub.is_hub(config.source):
         revision = hub.revision(config)
@@ -161,6 +162,8 @@ def _rows(config: TasksetConfig, base_dir: Path, database: Database | None) -> I
         return query.rows(config, database)
     if hub.is_hub(source):
         return hub.rows(config)
+    if verifiers.is_verifiers(source):
+        return verifiers.rows(config, base_dir)
     if _is_generator(source):
         return _reasoning_gym(config, source.partition(":")[2])
     if source.endswith(files.READERS):
