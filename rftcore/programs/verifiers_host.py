@@ -79,6 +79,8 @@ class VerifiersHost:
         try:
             await host._open(ours)
         except BaseException:
+            if host._writer is not None:
+                host._writer.close()
             await asyncio.shield(running.end())
             raise
         return host
@@ -151,6 +153,8 @@ class VerifiersHost:
         except ConnectionError:
             pass
         finally:
+            assert self._writer is not None
+            self._writer.close()
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(ConnectionResetError("the host of verifiers ended"))

@@ -112,7 +112,13 @@ def test_rewards_of_a_single_turn_become_ours_and_one_process_serves_many_rollou
         assert sequence.reward_parts == {"right": 1.0, "short": 1.0}
         assert sequence.metrics == {"verifiers.length": 7.0}
         assert "Be brief." in sequence.prompt
-    check(spy, [sequence for rollout in found for sequence in rollout.sequences])
+    sampled = {(tuple(prompt), tuple(each.token_ids), tuple(each.logprobs)) for prompt, each in spy.received}
+    stored = set()
+    for rollout in found:
+        [s] = rollout.sequences
+        prompt, response = s.token_ids[: s.num_prompt_tokens], s.token_ids[s.num_prompt_tokens :]
+        stored.add((tuple(prompt), tuple(response), tuple(s.behavior_logprobs or ())))
+    assert stored == sampled
 
 
 def test_tools_over_several_turns_are_one_sequence(python: Path) -> None:
