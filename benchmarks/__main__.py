@@ -17,6 +17,7 @@ BENCHMARKS = {
     "environments": ("runs.environments", "A step through the process of an environment, beside a bare pipe; starts."),
     "exchange": ("buffer.exchange", "Import, export and scan of a buffer, beside COPY and a plain read."),
     "failures": ("runs.failures", "Share of the time in which a run trains although its processes are killed."),
+    "gateway": ("runs.gateway", "Requests of many programs at once to the endpoint, beside calls without HTTP."),
     "history": ("buffer.history", "Questions to a long history in PostgreSQL, beside DuckDB over Parquet."),
     "mismatch": ("runs.mismatch", "Tokens that a clip removes because engine and trainer compute differently."),
     "modes": ("runs.modes", "Time to one held-out score: synchronous, one step off and asynchronous."),
