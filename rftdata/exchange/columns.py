@@ -13,7 +13,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,13 @@ _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 def packed(array: Array, name: str) -> Row:
     """Convert a named array to an element of the column `arrays`."""
     contiguous = np.ascontiguousarray(array)
-    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "data": contiguous.tobytes()}
+    return {"name": name, "dtype": _type_name(array.dtype), "shape": array.shape, "data": contiguous.tobytes()}
+
+
+@cache
+def _type_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a type. numpy takes longer to make it than to copy the values of a turn."""
+    return dtype.name
 
 
 def unpacked(value: Mapping[str, Any]) -> Array:

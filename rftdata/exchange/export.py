@@ -20,6 +20,7 @@ from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
 from rftdata.exchange.formats import check_format, written
 from rftdata.exchange.prefetch import prefetched
 from rftdata.maintenance.conditions import chosen
+from rftdata.pipeline.purged import PURGED
 from rftdata.postgres.database import Connection, fetch
 from rftdata.segments.codec import SCHEMA as BASE
 from rftdata.segments.codec import SHAPE_SUFFIX, ColumnReader
@@ -119,10 +120,15 @@ def _fetched(
 
 
 def _mark_purged(buffer: Buffer, rows: list[Row]) -> None:
-    """Mark rows whose arrays were purged after the snapshot was taken, which still has their texts."""
+    """Mark rows whose arrays were purged after the snapshot was taken, which still has their texts; and remove what their groups quote of them."""
     stored = [row for row in rows if row["segment_id"] is not None and not row["purged"]]
+    groups = set()
     for i in buffer.reader.purged([(row["segment_id"], row["segment_row"]) for row in stored]):
         stored[i]["purged"] = True
+        groups.add(stored[i]["group_id"])
+    for row in rows:
+        if row["group_id"] in groups:
+            row |= {"baseline": None, "tries": None, "error": row["error"] and PURGED}
 
 
 def _complete(buffer: Buffer, rows: list[Row], labels: dict[int, list[Row]], buffer_id: str) -> Iterator[Row]:
@@ -156,12 +162,16 @@ class _Arrays:
             }
             for i, batch in batches.items()
         }
+        self._further = {
+            i: sorted((name, reader) for name, reader in columns.items() if name not in BASE.names)
+            for i, columns in self._columns.items()
+        }
 
     def of(self, segment_id: int, row: int) -> dict[str, Any]:
         columns = self._columns[segment_id]
-        further = {name: reader.row(row) for name, reader in sorted(columns.items()) if name not in BASE.names}
+        further = ((name, reader.row(row)) for name, reader in self._further[segment_id])
         return {
             **{name: columns[name].flat(row) for name in BASE_ARRAYS},
             "policy_spans": self._spans[segment_id][row].as_py(),
-            "arrays": [packed(array, name) for name, array in further.items() if array is not None],
+            "arrays": [packed(array, name) for name, array in further if array is not None],
         }

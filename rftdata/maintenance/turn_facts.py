@@ -74,6 +74,7 @@ def wrong_turns(buffer: Buffer) -> Iterator[WrongTurns]:
     after = 0
     while rows := buffer.database.fetch_by_index("turns_to_compare", after=after, count=_ROWS_AT_ONCE):
         after = rows[-1]["experience_id"]
+        rows = [row for row in rows if row["has_arrays"]]
         batches, _ = buffer.reader.intact(sorted({row["segment_id"] for row in rows}))
         segments = {key: _SegmentTurns(batch) for key, batch in batches.items()}
         for row in rows:

@@ -5,6 +5,7 @@ Until then such experiences are trained on with the values of their arrays, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from rftdata.buffer import Buffer
 from rftdata.experience import STEP_REWARD, TURNS
+from rftdata.postgres.binary_copy import TURN_REWARD_COLUMNS, copy_bytes, turn_reward_row
 from rftdata.postgres.database import Row
+from rftdata.postgres.locks import Lock, holding
 from rftdata.segments.codec import ColumnReader
 
 _ROWS_AT_ONCE = 4096
@@ -40,6 +43,11 @@ def are_complete(buffer: Buffer) -> bool:
 
 def add_turn_rewards(buffer: Buffer) -> AddedTurnRewards:
     """Add the missing rows; what was added before stays as it is."""
+    with holding(buffer.database, Lock("turn rewards"), wait_s=math.inf):
+        return _add(buffer)
+
+
+def _add(buffer: Buffer) -> AddedTurnRewards:
     added, damaged = 0, set[int]()
     found = buffer.database.fetch("turn_rewards_from")
     if not found:
@@ -49,13 +57,12 @@ def add_turn_rewards(buffer: Buffer) -> AddedTurnRewards:
         damaged |= {error.segment_id for error in errors}
         rewards = {i: ColumnReader(b, STEP_REWARD) for i, b in batches.items() if STEP_REWARD in b.schema.names}
         turns = {i: ColumnReader(b, TURNS) for i, b in batches.items() if TURNS in b.schema.names}
-        lines = [line for row in rows for line in _lines(row, rewards, turns)]
+        found_rewards = [(row["experience_id"], _rewards(row, rewards, turns)) for row in rows]
+        lines = [turn_reward_row(key, turn, value, value) for key, values in found_rewards for turn, value in values]
         if lines:
-            ids, numbers, values = zip(*lines, strict=True)
-            added += len(set(ids))
-            buffer.database.run(
-                "insert_turn_rewards", experience_ids=list(ids), turns=list(numbers), rewards=list(values)
-            )
+            added += sum(bool(values) for _, values in found_rewards)
+            with buffer.database.transaction() as connection:
+                copy_bytes(connection, "rft.turn_reward", TURN_REWARD_COLUMNS, lines)
     if not damaged and not found[0]["has_archived"]:
         buffer.database.run("all_have_turn_rewards")
     return AddedTurnRewards(added, len(damaged), found[0]["has_archived"])
@@ -66,12 +73,13 @@ def _pages(buffer: Buffer, from_segment: int) -> Iterator[list[Row]]:
     while rows := buffer.database.fetch_by_index(
         "without_turn_rewards", after=after, from_segment=from_segment, count=_ROWS_AT_ONCE
     ):
-        yield rows
         after = rows[-1]["experience_id"]
+        if without := [row for row in rows if row["is_without"]]:
+            yield without
 
 
-def _lines(row: Row, rewards: dict[int, ColumnReader], turns: dict[int, ColumnReader]) -> list[tuple[int, int, float]]:
-    """Return experience, turn and reward of each turn; none if the array has not one finite number per turn, which no algorithm reads."""
+def _rewards(row: Row, rewards: dict[int, ColumnReader], turns: dict[int, ColumnReader]) -> list[tuple[int, float]]:
+    """Return number and reward of each turn; none if the array has not one finite number per turn, which no algorithm reads."""
     segment_id, place = row["segment_id"], row["segment_row"]
     values = rewards[segment_id].row(place) if segment_id in rewards else None
     if values is None:
@@ -82,4 +90,4 @@ def _lines(row: Row, rewards: dict[int, ColumnReader], turns: dict[int, ColumnRe
         return []
     if (len(numbers), numbers[0]) != (row["num_turns"], row["turn_index"]):
         return []  # wrong facts, see `rftdata.maintenance.turn_facts`
-    return [(row["experience_id"], turn, float(value)) for turn, value in zip(numbers, values, strict=True)]
+    return list(zip(numbers, values.tolist(), strict=True))

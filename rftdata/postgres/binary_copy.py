@@ -154,7 +154,12 @@ def turn_reward_rows(experience_id: int, turn_index: int, s: Sequence) -> Iterat
     sampled = s.arrays[STEP_REWARD].tolist()
     now = s.origin.turn_rewards if s.origin is not None and s.origin.turn_rewards is not None else sampled
     for turn, first, reward in zip(s.turn_numbers(turn_index), sampled, now, strict=True):
-        yield _TURN_REWARD.pack(4, 8, experience_id, 4, turn, 8, first, 8, reward)
+        yield turn_reward_row(experience_id, turn, first, reward)
+
+
+def turn_reward_row(experience_id: int, turn: int, reward_sampled: float, reward: float) -> bytes:
+    """Encode a row of rft.turn_reward with the fields of `TURN_REWARD_COLUMNS`."""
+    return _TURN_REWARD.pack(4, 8, experience_id, 4, turn, 8, reward_sampled, 8, reward)
 
 
 class ExperienceKeys(NamedTuple):

@@ -63,14 +63,16 @@ SELECT b.turn_rewards_from, EXISTS (SELECT FROM rft.archived_segment s WHERE s.s
 FROM rft.buffer b WHERE b.turn_rewards_from > 0;
 
 -- name: without_turn_rewards (read)
--- Some experiences without rows for rewards of turns that were stored before schema 0003, in ascending order of their ids.
-SELECT e.experience_id, e.turn_index, e.num_turns, e.segment_id, e.segment_row
-FROM rft.experience e
-WHERE e.experience_id > %(after)s::bigint AND e.segment_id < %(from_segment)s::bigint
-  AND NOT EXISTS (SELECT FROM rft.turn_reward t WHERE t.experience_id = e.experience_id)
-  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
-  AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id)
-ORDER BY e.experience_id LIMIT %(count)s;
+-- Some experiences in ascending order of their ids, and whether they were stored before schema 0003 and have no rows for rewards of turns. The others are
+-- not left out, because the server would then look at all experiences for the next few.
+SELECT e.*, e.segment_id < %(from_segment)s::bigint
+    AND NOT EXISTS (SELECT FROM rft.turn_reward t WHERE t.experience_id = e.experience_id)
+    AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+    AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id) AS is_without
+FROM (
+    SELECT experience_id, turn_index, num_turns, segment_id, segment_row FROM rft.experience
+    WHERE experience_id > %(after)s::bigint ORDER BY experience_id LIMIT %(count)s) e
+ORDER BY e.experience_id;
 
 -- name: insert_turn_rewards
 -- Add rewards of turns as they were sampled.
@@ -80,17 +82,18 @@ FROM unnest(%(experience_ids)s::bigint[], %(turns)s::integer[], %(rewards)s::flo
 ON CONFLICT DO NOTHING;
 
 -- name: turns_to_compare (read)
--- Some experiences with what is stored about their turns, in ascending order of their ids, without those that have no arrays any more.
-SELECT e.experience_id, e.turn_index, e.num_turns, e.num_prompt_tokens + e.num_response_tokens AS num_tokens, e.num_response_tokens, e.num_trained_tokens,
-       e.segment_id, e.segment_row, t.turns, t.rewards
-FROM rft.experience e
+-- Some experiences with what is stored about their turns, in ascending order of their ids, and whether they still have arrays.
+SELECT e.*, t.turns, t.rewards,
+       NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+           AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id) AS has_arrays
+FROM (
+    SELECT experience_id, turn_index, num_turns, num_prompt_tokens + num_response_tokens AS num_tokens, num_response_tokens, num_trained_tokens,
+           segment_id, segment_row
+    FROM rft.experience WHERE experience_id > %(after)s::bigint ORDER BY experience_id LIMIT %(count)s) e
 CROSS JOIN LATERAL (
     SELECT array_agg(r.turn ORDER BY r.turn) AS turns, array_agg(r.reward_sampled ORDER BY r.turn) AS rewards
     FROM rft.turn_reward r WHERE r.experience_id = e.experience_id) t
-WHERE e.experience_id > %(after)s::bigint
-  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
-  AND NOT EXISTS (SELECT FROM rft.archived_segment s WHERE s.segment_id = e.segment_id)
-ORDER BY e.experience_id LIMIT %(count)s;
+ORDER BY e.experience_id;
 
 -- name: labels_of_turns (read)
 -- One row if a reward of a turn of the experience was corrected.

@@ -29,14 +29,12 @@ BEGIN
     UPDATE rft.rollout o
     SET error = CASE WHEN o.error IS NOT NULL AND p.kept = 0 THEN '[purged]' ELSE o.error END,
         tries = CASE WHEN o.tries IS NOT NULL AND (p.purged > 0 OR p.kept = 0) THEN '[{"error": "[purged]", "chats": []}]' ELSE o.tries END
-    FROM (
-        SELECT c.rollout_id, count(*) FILTER (WHERE e.experience_id IS NOT NULL AND x.experience_id IS NULL) AS kept, count(x.experience_id) AS purged
-        FROM rft.rollout c
-        LEFT JOIN rft.experience e ON e.group_id = c.group_id AND e.rollout_id = c.rollout_id
-        LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id
-        WHERE c.group_id = ANY (groups) AND (c.error IS NOT NULL OR c.tries IS NOT NULL)
-        GROUP BY c.rollout_id) p
-    WHERE p.rollout_id = o.rollout_id AND (p.kept = 0 OR p.purged > 0);
+    FROM rft.rollout c
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE x.experience_id IS NULL) AS kept, count(x.experience_id) AS purged
+        FROM (SELECT experience_id FROM rft.experience WHERE group_id = c.group_id AND rollout_id = c.rollout_id OFFSET 0) e
+        LEFT JOIN rft.purged_experience x USING (experience_id)) p
+    WHERE c.group_id = ANY (groups) AND (c.error IS NOT NULL OR c.tries IS NOT NULL) AND o.rollout_id = c.rollout_id AND (p.kept = 0 OR p.purged > 0);
     DELETE FROM rft.partial_tokens WHERE group_id = ANY (groups);
 
     DELETE FROM rft.worklist w USING rft.rollout_group g
