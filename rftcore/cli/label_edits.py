@@ -29,7 +29,7 @@ def edits(
     """Render the edited responses of RUN's experiences as experiences, each once.
 
     An experience that renders an edit is a child of the one that was edited, with the same prompt. It has no log-probabilities:
-    train on it with sft, or prefer it to its parent (`rft pairs build --from edits`). Once the edit is undone or superseded, stored selections leave it out.
+    train on it with sft, or prefer it to its parent (`rft pairs labels`). Once the edit is undone or superseded, stored selections leave it out.
     """
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""`rft pairs build|export`: preference pairs from the rewards of a run's groups."""
+"""`rft pairs build|labels|export`: preference pairs from the rewards of a run's groups, or from what people ranked and edited."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, RunArgument, author, opened
+from rftcore.cli.session import AuthorOption, BufferOption, JsonOption, RunArgument, author, opened
 
 if TYPE_CHECKING:
-    from rftcore.pipeline.pairs import BuiltPairs
+    from rftcore.pipeline.pairs import BuiltPairs, PreferredPairs
 
 IncludeDroppedOption = Annotated[
     bool, typer.Option("--include-dropped", help="Also use answers that the chain of the run dropped.")
@@ -36,10 +36,7 @@ def build(
     ] = None,
     include_dropped: IncludeDroppedOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
-    by: Annotated[
-        str | None,
-        typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the pairs; your login name by default."),
-    ] = None,
+    by: AuthorOption = None,
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,6 +63,45 @@ def build(
         _print_built(built)
 
 
+@app.command("labels")
+def labels(
+    run: RunArgument = None,
+    min_agreement: Annotated[
+        float,
+        typer.Option(
+            "--min-agreement",
+            help="Smallest share of people's comparisons in which the chosen answer is better; more than half in any case.",
+        ),
+    ] = 0.5,
+    include_dropped: IncludeDroppedOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
+    by: AuthorOption = None,
+    uri: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Store the preference pairs that people's rankings and edits of RUN give; pairs that are already stored are skipped.
+
+    A ranking compares every two of its answers. An edited response (`rft label edits`) is better than what was edited.
+    rft.v_preference has what each person prefers; rft.v_pair shows how many people compared a pair, the share that agrees, and
+    whether most of them still prefer the chosen answer.
+    """
+    from rftcore.cli.output import print_json
+    from rftcore.pipeline.pairs import pairs_of_labels
+
+    with opened(uri, "rft pairs", schema="check" if dry_run else "migrate") as buffer:
+        found = pairs_of_labels(
+            buffer.find_run(run),
+            author=by or author(),
+            min_agreement=min_agreement,
+            dry_run=dry_run,
+            include_dropped=include_dropped,
+        )
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_preferred(found)
+
+
 @app.command("export")
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file to write.")],
@@ -87,6 +123,25 @@ def export(
     if exported.dropped:
         print(
             f"left out: pairs with answers that the chain dropped, {by_reason(exported.dropped)}; --include-dropped writes them"
+        )
+
+
+def _print_preferred(found: PreferredPairs) -> None:
+    from rftdata.attempts.dropped import by_reason
+
+    new = f"{found.num_new} of them new" + ("" if found.stored else ", none stored (--dry-run)")
+    print(f"{found.num_pairs} pairs from labels of {found.run}, {found.num_from_edits} of them from edits, {new}")
+    if found.num_undecided:
+        print(f"{found.num_undecided} compared pairs on which people agree too little")
+    if found.num_other_prompts:
+        print(f"{found.num_other_prompts} compared pairs of answers to different prompts")
+    if found.dropped:
+        print(f"not used, since the chain dropped them: {by_reason(found.dropped)}; --include-dropped uses them")
+    if found.num_pairs and found.stored:
+        more = ", include_dropped: true" if found.include_dropped else ""
+        print(
+            'train on them: sampling.source: {sql: "select pair_id from rft.v_pair where '
+            f"run in ('{found.run}', '{found.run}-edits') and source in ('ranking', 'edit') and stands\"{more}}}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Preference pairs of a run, built by the operator `pair_builder` from the current rewards.
+"""Preference pairs of a run, built by the operator `pair_builder` from the current rewards, or from what people ranked and edited.
 
 The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and without shaping by a pipeline.
 Answers that the run's pipeline dropped are not compared: one that was cut off is no example. `include_dropped` compares them, too, because
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from operators.experience.pair_builder import Pair, PairBuilder
 from rftdata.attempts.dropped import DropCount, drop_counts
-from rftdata.exchange.pairs import building
+from rftdata.errors import QueryError
+from rftdata.exchange.pairs import PairSource, building
 from rftdata.run import Run
 
 
@@ -45,6 +46,69 @@ class BuiltPairs:
     stored: bool
     dropped: tuple[DropCount, ...]
     include_dropped: bool
+
+
+@dataclass(frozen=True)
+class PreferredPairs:
+    """The pairs that people's rankings and edits give.
+
+    Attributes:
+        num_pairs: pairs of which most people prefer the chosen one; num_new: pairs not stored before.
+        num_from_edits: those of an edited response and its parent.
+        num_undecided: compared pairs on which people agree too little.
+        num_other_prompts: compared pairs of answers to different prompts, such as branches of a rollout.
+        label_cut, stored, dropped, include_dropped: see `BuiltPairs`.
+    """
+
+    run: str
+    num_pairs: int
+    num_new: int
+    num_from_edits: int
+    num_undecided: int
+    num_other_prompts: int
+    label_cut: int
+    stored: bool
+    dropped: tuple[DropCount, ...]
+    include_dropped: bool
+
+
+def pairs_of_labels(
+    run: Run, *, author: str, min_agreement: float = 0.5, dry_run: bool = False, include_dropped: bool = False
+) -> PreferredPairs:
+    """Store the pairs that people's rankings and edits of a run give, the new ones, all or none.
+
+    Args:
+        min_agreement: smallest share of comparisons in which the chosen answer is better; more than half are needed in any case.
+        include_dropped: use answers that the run's pipeline dropped, too.
+
+    Raises:
+        QueryError: `min_agreement` is no share of at least a half.
+        ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
+    """
+    if not 0.5 <= min_agreement <= 1:
+        raise QueryError("the smallest agreement of people is not valid", value=min_agreement, allowed="0.5 to 1")
+    settings = {"min_agreement": min_agreement, "include_dropped": include_dropped}
+    with building(run, dry_run=dry_run, include_dropped=include_dropped) as build:
+        compared, drops = build.preferred()
+        comparable = [row for row in compared if row["same_prompt"]]
+        agreed = [row for row in comparable if row["agreement"] > 0.5 and row["agreement"] >= min_agreement]
+        num_new = 0
+        sources: tuple[PairSource, ...] = ("ranking", "edit")
+        for source in sources:
+            pairs = [(row["chosen_id"], row["rejected_id"]) for row in agreed if row["source"] == source]
+            num_new += build.store(pairs, author=author, builder=settings, source=source)
+    return PreferredPairs(
+        run.name,
+        num_pairs=len(agreed),
+        num_new=num_new,
+        num_from_edits=sum(row["source"] == "edit" for row in agreed),
+        num_undecided=len(comparable) - len(agreed),
+        num_other_prompts=len(compared) - len(comparable),
+        label_cut=build.label_cut,
+        stored=not dry_run,
+        dropped=drop_counts(drops),
+        include_dropped=include_dropped,
+    )
 
 
 def build_pairs(

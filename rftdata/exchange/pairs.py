@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +26,7 @@ from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.run import Run
 
+PairSource = Literal["rewards", "ranking", "edit"]
 EXPORTS = (".jsonl", ".parquet")
 
 
@@ -63,14 +64,33 @@ class PairBuild:
             drops = [] if self.include_dropped else fetch(self._connection, "dropped_of_groups", group_ids=group_ids)
             yield _without(table, drops), len(group_ids), [(row["stage"], row["reason"]) for row in drops]
 
-    def store(self, pairs: Sequence[tuple[int, int]], *, author: str, builder: dict[str, Any]) -> int:
+    def preferred(self) -> tuple[list[Row], list[tuple[str, str]]]:
+        """Return the pairs that people's rankings and edits compare, and the stage and the reason of each experience that was left out."""
+        rows = fetch(self._connection, "preferred_pairs", run_id=self.run.run_id)
+        if self.include_dropped:
+            return rows, []
+        ids = sorted({row[side] for row in rows for side in ("chosen_id", "rejected_id")})
+        drops = fetch(self._connection, "left_out_among", experience_ids=ids)
+        dropped = {row["experience_id"] for row in drops}
+        kept = [row for row in rows if not {row["chosen_id"], row["rejected_id"]} & dropped]
+        return kept, [(row["stage"], row["reason"]) for row in drops]
+
+    def store(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        author: str,
+        builder: dict[str, Any],
+        source: PairSource = "rewards",
+    ) -> int:
         """Store pairs of (chosen, rejected) experience ids that are not stored yet; return their number.
 
         Args:
             builder: the settings that found them.
         """
         check_json("the settings of the pair builder", builder)
-        ids = {"chosen_ids": [chosen for chosen, _ in pairs], "rejected_ids": [rejected for _, rejected in pairs]}
+        chosen, rejected = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        ids = {"chosen_ids": chosen, "rejected_ids": rejected, "source": source}
         if self.dry_run:
             return len(fetch(self._connection, "new_pairs", **ids))
         return execute(

@@ -20,17 +20,38 @@ SELECT n.chosen_id, n.rejected_id
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
 WHERE NOT EXISTS (
     SELECT FROM rft.preference_pair p
-    WHERE p.chosen_id = n.chosen_id AND p.rejected_id = n.rejected_id AND p.source = 'rewards');
+    WHERE p.chosen_id = n.chosen_id AND p.rejected_id = n.rejected_id AND p.source = %(source)s::rft.pair_source);
 
 -- name: insert_pairs
 -- Store pairs. A stored pair stays as it is, so building twice adds nothing.
 INSERT INTO rft.preference_pair (chosen_id, rejected_id, source, author, builder, label_cut)
-SELECT n.chosen_id, n.rejected_id, 'rewards', %(author)s, %(builder)s, %(label_cut)s
+SELECT n.chosen_id, n.rejected_id, %(source)s::rft.pair_source, %(author)s, %(builder)s, %(label_cut)s
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
-ON CONFLICT (chosen_id, rejected_id, source) DO NOTHING;
+ON CONFLICT DO NOTHING;
 
 -- name: pairs_that_stand (read)
 -- The pairs of a run that its rewards still support, with their texts.
 SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, rejected_reward, margin, chosen_tokens, rejected_tokens,
        source::text AS source, author, chosen_id, rejected_id, label_cut
 FROM rft.v_pair WHERE run_id = %(run_id)s AND stands ORDER BY pair_id;
+
+-- name: preferred_pairs (read)
+-- The pairs of a run that people's rankings and edits compare, with the share of all comparisons in which the chosen one is better; at an even share
+-- the chosen one is arbitrary.
+WITH compared AS MATERIALIZED (
+    SELECT v.group_id, least(v.better_id, v.worse_id) AS one_id, greatest(v.better_id, v.worse_id) AS other_id, min(v.origin) AS origin
+    FROM rft.v_preference v WHERE v.run_id = %(run_id)s AND v.origin IN ('edit', 'ranking') GROUP BY 1, 2, 3),
+shares AS MATERIALIZED (SELECT c.*, rft.agreement(c.one_id, c.other_id) AS share FROM compared c)
+SELECT s.group_id, c.experience_id AS chosen_id, j.experience_id AS rejected_id, s.origin AS source, greatest(s.share, 1 - s.share) AS agreement,
+       c.num_trained_tokens AS chosen_tokens, j.num_trained_tokens AS rejected_tokens,
+       rft.same_prompt(c.group_id, c.prompt_digest, j.group_id, j.prompt_digest) AS same_prompt
+FROM shares s
+JOIN rft.experience c ON c.experience_id = CASE WHEN s.share >= 0.5 THEN s.one_id ELSE s.other_id END
+JOIN rft.experience j ON j.experience_id = CASE WHEN s.share >= 0.5 THEN s.other_id ELSE s.one_id END
+WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (s.one_id, s.other_id))
+ORDER BY s.group_id, c.experience_id, j.experience_id;
+
+-- name: left_out_among (read)
+-- Those of these experiences that chains dropped.
+SELECT l.experience_id, l.stage, l.reason FROM unnest(%(experience_ids)s::bigint[]) AS m (experience_id)
+CROSS JOIN LATERAL (SELECT experience_id, stage, reason FROM rft.v_left_out WHERE experience_id = m.experience_id OFFSET 0) l;

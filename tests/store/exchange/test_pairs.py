@@ -142,7 +142,7 @@ def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer) -> None
 
 
 def test_two_that_build_at_once_store_no_pair_twice(stored: Buffer) -> None:
-    late = {"author": "bob", "builder": Jsonb({}), "chosen_ids": [2], "rejected_ids": [1]}
+    late = {"source": "rewards", "author": "bob", "builder": Jsonb({}), "chosen_ids": [2], "rejected_ids": [1]}
 
     def build_beside_another() -> None:
         with at_label_cut(stored.database, read_only=False) as (connection, cut):
