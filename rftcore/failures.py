@@ -66,7 +66,7 @@ def describe(error: BaseException) -> str:
         return error.text
     if type(error) is RftError:  # an error of this package, which contains a remedy
         return str(error)
-    return f"{type(error).__name__}: {error}{user_line(error_frames(error))}"
+    return f"{_raised(error)}{user_line(error_frames(error))}"
 
 
 def user_stack(error: BaseException) -> str:
@@ -75,6 +75,13 @@ def user_stack(error: BaseException) -> str:
     if isinstance(error, FunctionFailedError):
         return error.stack
     return as_traceback(error_frames(error), "".join(traceback.format_exception_only(error)).rstrip())
+
+
+def _raised(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the message is made by a user's class
+        return f"{type(error).__name__}, whose message cannot be written"
 
 
 def innermost(error: BaseException) -> BaseException:

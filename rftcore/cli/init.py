@@ -9,7 +9,7 @@ import typer
 
 
 def init(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="grpo, sft, dpo, workflow or stages.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="grpo, sft, dpo, workflow, environment or stages.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
 ) -> None:
     """Write a project that runs as it is: configuration, tasks, reward, and a README on what to change.

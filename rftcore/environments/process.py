@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -154,8 +153,5 @@ def _as_json(error: BaseException) -> Json:
         return {"config": what[:_MAX_TEXT], "allowed": error.allowed, "todo": error.todo}
     outside = holds(error, InfrastructureError, ConnectionError, MemoryError)
     text = str(error) if isinstance(error, RftError) else describe(error)
-    try:
-        stack = text if isinstance(error, RftError) else user_stack(error)
-    except Exception:  # noqa: BLE001 - an exception whose text cannot be written
-        stack = "".join(traceback.format_tb(error.__traceback__))
+    stack = text if isinstance(error, RftError) else user_stack(error)
     return {"error": text[:_MAX_TEXT], "stack": stack[-_MAX_TEXT:], "infrastructure": outside}

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from rftcore.environments.base import Observation, Step
 from rftdata.errors import RftError
+from rftdata.limits import replaced
 
 MAX_OBSERVATION_CHARS = 1_000_000
 MAX_INFO_BYTES = 1_000_000
@@ -77,7 +78,7 @@ class Results:
             self._refuse(method, f"named {reprlib.repr(role)} as the role that acts next", allowed, "correct it")
         if state is not None and not isinstance(state, str):
             self._refuse(method, f"returned {_what(state)} as the state", "a str or None", "write it as text")
-        return Observation(seen.text, str(role), state)
+        return Observation(replaced(seen.text), str(role), state)
 
     def _reward(self, what: str, value: object) -> float:
         if _is_number(value) and math.isfinite(value):

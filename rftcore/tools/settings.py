@@ -15,7 +15,9 @@ class ToolLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    timeout_s: float = Field(30.0, gt=0, description="A call that takes longer is ended, and the model reads an error.")
+    timeout_s: float = Field(
+        30.0, gt=0, allow_inf_nan=False, description="A call that takes longer is ended, and the model reads an error."
+    )
     concurrency: int | None = Field(None, ge=1, description="Most calls at a time in an explorer; null: any number.")
     max_chars: int = Field(4096, ge=100, description="Longer results are cut in the middle.")
 

@@ -32,7 +32,7 @@ class Messages:
 
     def wait(self, patience_s: float | None) -> bool:
         """Wait for a message, or for the end of the other side; return whether there is one of them."""
-        return bool(self._read) or bool(self._poll.poll(None if patience_s is None else 1000 * patience_s))
+        return bool(self._read) or bool(self._poll.poll(_milliseconds(patience_s)))
 
     def receive(self, patience_s: float | None, most: int) -> list[bytes]:
         """Return the pickled messages that have come, at least one and at most so many.
@@ -46,7 +46,7 @@ class Messages:
             while len(found) < most and (data := self._take()) is not None:
                 found.append(data)
             if not found:
-                ready = self._poll.poll(None if patience_s is None else 1000 * patience_s)
+                ready = self._poll.poll(_milliseconds(patience_s))
                 if not ready:
                     raise TimeoutError
                 read = self._socket.recv(_READ_BYTES) if self._socket.fileno() in dict(ready) else b""
@@ -68,3 +68,8 @@ class Messages:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    """Return a time for `poll`, which waits for 24 days at most."""
+    return None if seconds is None else min(1000 * seconds, 2**31 - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,8 @@ def _limits(timeout_s: object, max_chars: object) -> ToolLimits:
     Raises:
         ConfigError: they are not valid.
     """
-    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or timeout_s <= 0:
-        raise ConfigError("workflow_args.timeout_s is not valid", value=timeout_s, allowed="a number above 0")
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s < math.inf:
+        raise ConfigError("workflow_args.timeout_s is not valid", value=timeout_s, allowed="a finite number above 0")
     if not isinstance(max_chars, int) or isinstance(max_chars, bool) or max_chars < 100:
         raise ConfigError("workflow_args.max_chars is not valid", value=max_chars, allowed="100 or more")
     return ToolLimits(timeout_s=timeout_s, max_chars=max_chars)

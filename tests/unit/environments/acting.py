@@ -63,6 +63,9 @@ class Acting(Environment):
     def loses_its_connection(self) -> None:
         raise ConnectionResetError("the server is gone")
 
+    def raises_what_has_no_text(self) -> None:
+        raise WithoutTextError
+
     def returns_nothing(self) -> None:
         return None
 
@@ -101,6 +104,11 @@ class Acting(Environment):
     def forks_and_returns(self) -> Step:
         os.fork()
         return Step(Observation("forked"))
+
+
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
 
 class AsyncActing(Environment):

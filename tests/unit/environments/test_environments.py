@@ -141,6 +141,7 @@ def test_equal_seeds_begin_alike_though_random_is_global(run):
         ("hangs", EnvironmentFailedError, r"longer than step_timeout_s = 1 s in step 1 \(acting.py, line \d+, in hangs\)"),
         ("is_killed", InfrastructureError, "killed by the system in step 1, which may lack memory"),
         ("loses_its_connection", InfrastructureError, "ConnectionResetError: the server is gone"),
+        ("raises_what_has_no_text", EnvironmentFailedError, "WithoutTextError, whose message cannot be written"),
         ("returns_nothing", EnvironmentFailedError, r"step returned nothing \(None\); allowed: a Step"),
         ("returns_nan", EnvironmentFailedError, "returned nan, which is not finite, as the reward"),
         ("returns_a_number", EnvironmentFailedError, "an Observation whose text is 7 of type int"),

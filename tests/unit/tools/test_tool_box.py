@@ -312,6 +312,7 @@ def test_calls_are_counted(make: Make) -> None:
         ("./kit.py:add", "must be a list"),
         ([{"timeout_s": 3}], "neither a function nor an MCP server"),
         ([{"tool": "./kit.py:add", "timeout_s": 0}], "timeout_s: Input should be greater than 0"),
+        ([{"tool": "./kit.py:add", "timeout_s": float("inf")}], "timeout_s: Input should be a finite number"),
         ([{"tool": "./kit.py:add", "time": 1}], "time: Extra inputs are not permitted"),
         (["./kit.py:add", "./kit.py:add"], "two tools have one name"),
         (["./kit.py:sum"], "has no 'sum'"),
@@ -323,6 +324,11 @@ def test_entries_that_are_not_valid_are_refused(tools: Any, says: str, tmp_path:
     (tmp_path / "kit.py").write_text(TOOLS)
     with pytest.raises(ConfigError, match=says):
         ToolBox(tools, tmp_path)
+
+
+def test_a_limit_of_months_is_one(make: Make) -> None:
+    [[added]] = run(make({"tool": "./kit.py:add", "timeout_s": 1e8}), [call("add", a=1, b=2)])
+    assert added.text == "3"
 
 
 def test_two_names_make_two_tools_of_one_function(make: Make) -> None:

@@ -190,6 +190,8 @@ def test_a_template_with_a_format_of_its_own_needs_a_name() -> None:
         ({"tools": ["./kit.py:add"], "format": "xml"}, "unknown format of tool calls.*'xml'"),
         ({"tools": ["./kit.py:add"], "max_calls": -1}, "max_calls is not valid"),
         ({"tools": ["./kit.py:add"], "timeout_s": 0}, "timeout_s is not valid"),
+        ({"tools": ["./kit.py:add"], "timeout_s": float("inf")}, "timeout_s is not valid"),
+        ({"tools": ["./kit.py:add"], "timeout_s": float("nan")}, "timeout_s is not valid"),
     ],
 )
 def test_settings_that_are_not_valid_are_refused(args: dict[str, Any], says: str, tmp_path: Path) -> None:
