@@ -47,7 +47,7 @@ async def multi_agent(
 
     The rollout's reward is that of the first trained role, in the environment's order. Its parts are the rewards of the environment by role, and those of the
     functions as ROLE.NAME. Each turn of the policy records the environment's state before it, if there is one, and the rewards that its role got until
-    its next turn. An episode that a limit ends keeps the rewards so far.
+    its next turn. An episode that a limit ends, or a role whose chat has no room in the context, keeps the rewards so far.
 
     Args:
         environment, environment_args, action, pattern: as for the workflow `environment`.
