@@ -39,6 +39,7 @@ BENCHMARKS = {
     ),
     "soak": ("buffer.soak", "Speed, size and correctness of a buffer that is written and read without a pause."),
     "startup": ("runs.startup", "Time from `rft run` to the first answer, beside vLLM alone."),
+    "studio": ("studio.queue", "Time from a key to the next item of a labeller, with many questions waiting."),
     "trainer": ("trainer.speed", "One optimisation step of the trainer, beside TRL on the same tensors."),
     "turn_rewards": ("buffer.turn_rewards", "Operations on rollouts of several turns with rewards, and their growth."),
     "turns": ("buffer.turns", "Bytes and trainer tokens of rollouts of many turns, beside a row per turn."),

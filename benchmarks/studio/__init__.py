@@ -1,0 +1,1 @@
+"""The studio: how long a person waits for the next item."""
