@@ -1,6 +1,6 @@
 # The commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-postgres crash-test bench style lint format docs
+.PHONY: help setup demo test test-long test-fast test-postgres crash-test bench style lint format docs screenshots
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
@@ -67,3 +67,6 @@ docs: setup  ## generate docs/reference, the layers in CONTRIBUTING.md and the d
 	$(BIN)/python scripts/layers_reference.py
 	$(BIN)/python scripts/token_exactness_picture.py
 	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg
+
+screenshots: setup  ## take the pictures of the studio in docs/studio (these need Chromium)
+	$(BIN)/python scripts/studio_screenshots.py

@@ -63,7 +63,7 @@ def run(
     With `--keep-running` the run is a process of its own, and is resumed when it fails or is killed, after a growing pause. A finished run, a signal,
     a mistake that is found before it begins, an end before the first trained step, and five ends without a trained step in between are final.
 
-    With `--studio` the run prints the address of its pages (`rft docs look-at-a-run`). The run never waits for them.
+    With `--studio` the run prints the address of its pages (see `rft studio`). The run never waits for them.
 
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.

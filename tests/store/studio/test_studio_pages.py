@@ -130,3 +130,17 @@ def test_a_label_of_bad_values_is_refused_and_changes_nothing(site: Site, studio
             assert (data, answer.status_code) == (data, 422) and answer.json()["problem"]
         assert client.post("/experience/999999/reward", data={"reward": "1"}).status_code == 422
     assert studio_buffer.sql("SELECT count(*) AS n FROM rft.label")["n"].to_pylist() == before
+
+
+def test_a_form_of_another_site_changes_nothing(signed_in: Any, site: Site, studio_buffer: rftdata.Buffer) -> None:
+    """Chromium sends the form, without the cookie; and with the cookie of the same machine, from another port, it names that site."""
+    before = studio_buffer.sql("SELECT count(*) AS n FROM rft.label")["n"].to_pylist()
+    form = f"<form method=post action='{site.origin}/experience/1/reward'><input name=reward value=0.125></form>"
+    page = signed_in.new_page()
+    page.route("http://localhost:1/*", lambda route: route.fulfill(body=form, content_type="text/html"))
+    page.goto("http://localhost:1/evil")
+    with page.expect_response(f"{site.origin}/experience/1/reward") as answer:
+        page.evaluate("document.forms[0].submit()")
+    assert answer.value.status == 403
+    page.close()
+    assert studio_buffer.sql("SELECT count(*) AS n FROM rft.label")["n"].to_pylist() == before
