@@ -59,6 +59,7 @@ class SequenceOrigin:
         reward, reward_final: with its latest label applied; `Sequence.reward` is the sampled one.
         turn_rewards: of its turns, with their latest labels applied; None if it has none. The array `step_reward` has the sampled ones.
         labels: its labels there, oldest first.
+        annotations: what stands about it there, and about its rollout or group if it is the first of it; see `rft.v_annotation_in_file`.
         source: source of the experience where it was first stored.
     """
 
@@ -74,6 +75,7 @@ class SequenceOrigin:
     reward_final: bool
     turn_rewards: tuple[float, ...] | None = None
     labels: tuple[LabelRecord, ...] = ()
+    annotations: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

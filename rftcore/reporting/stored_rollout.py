@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from rftcore.model_folder import stored_model
 from rftcore.reporting.rollout_text import RolloutPrinter, ShownSequence, ShownTurn, finite, named, number
-from rftdata.reports.stored_rollouts import StoredAnswer, StoredExperience, StoredGroup, StoredRollout, StoredTry
+from rftdata.reports.stored_rollouts import (
+    StoredAnnotation,
+    StoredAnswer,
+    StoredExperience,
+    StoredGroup,
+    StoredRollout,
+    StoredTry,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -74,7 +82,7 @@ def _facts_of_rollout(rollout: StoredRollout) -> list[str]:
     if rollout.error is not None:
         facts.append(f"error: {rollout.error}")
     facts += [f"an earlier try was given up{_sampled(tried)}: {tried.error}" for tried in rollout.tries]
-    return facts
+    return facts + annotation_lines(rollout.annotations)
 
 
 def print_group(printer: RolloutPrinter, group: StoredGroup) -> None:
@@ -92,6 +100,8 @@ def print_group(printer: RolloutPrinter, group: StoredGroup) -> None:
     )
     if group.answer is not None:
         printer.line(f"  right answer: {group.answer}")
+    for line in annotation_lines(group.annotations):
+        printer.line(f"  {line}")
     for rollout in group.rollouts:
         printer.line("")
         printer.line(f"rollout {rollout.rollout_id} ({rollout.rollout_index + 1} of {group.group_size})", "bold")
@@ -205,6 +215,7 @@ def _facts(experience: StoredExperience) -> list[str]:
             f"label {turn}of {label.labelled_at:%Y-%m-%d %H:%M} by {label.author} ({label.source}{final}): "
             f"{number(label.old_value)} → {number(label.new_value)}{reason}"
         )
+    facts += annotation_lines(experience.annotations)
     facts.append(_lineage(experience))
     if experience.purge is not None:
         when = f"{experience.purge.purged_at:%Y-%m-%d %H:%M}"
@@ -212,6 +223,16 @@ def _facts(experience: StoredExperience) -> list[str]:
             f"its text and arrays were purged by {experience.purge.author} on {when} (purge {experience.purge.purge_id}): {experience.purge.reason}"
         )
     return facts
+
+
+def annotation_lines(annotations: Sequence[StoredAnnotation]) -> list[str]:
+    """Return a line for each annotation."""
+    lines = []
+    for a in annotations:
+        reason = f": {a.reason}" if a.reason else ""
+        value = a.value if isinstance(a.value, str) else json.dumps(a.value, ensure_ascii=False)
+        lines.append(f"{a.kind} of {a.made_at:%Y-%m-%d %H:%M} by {a.author} ({a.source}): {value}{reason}")
+    return lines
 
 
 def _reward(experience: StoredExperience) -> str:

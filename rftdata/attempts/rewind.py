@@ -93,6 +93,7 @@ def fork(parent: Run, new: NewRun, step: int | None, *, keep_rollouts: bool = Fa
         copied = fetch(connection, "copy_groups", **which)
         group_ids = [row["group_id"] for row in copied]
         execute(connection, "copy_turn_rewards", group_ids=group_ids)
+        execute(connection, "copy_annotations", group_ids=group_ids)
         execute(connection, "copy_scores", group_ids=group_ids)
         execute(connection, "copy_reviews", group_ids=group_ids)
         direct = [

@@ -84,6 +84,7 @@ SCHEMA = pa.schema(
         ("finish_reason", pa.string()),
         ("created_at", _TIME),
         ("labels", pa.list_(_LABEL)),
+        ("annotations", pa.string()),
         ("earlier", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.uint8())),
@@ -92,7 +93,17 @@ SCHEMA = pa.schema(
         ("arrays", pa.list_(_ARRAY)),
     ]
 )
-JSON_COLUMNS = ("baseline", "tries", "task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
+JSON_COLUMNS = (
+    "baseline",
+    "tries",
+    "task_payload",
+    "task_features",
+    "messages",
+    "reward_parts",
+    "metrics",
+    "annotations",
+    "earlier",
+)
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 # Columns that need a value in every row, and in every row with an experience. The others may be missing or empty.
 REQUIRED = (

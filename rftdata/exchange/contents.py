@@ -17,7 +17,8 @@ class Contents:
 
     Attributes:
         digest, stamps: of the file as it was checked, see `rftdata.exchange.fingerprint`.
-        has_labels: whether an experience has a label.
+        has_labels: whether an experience has a label or an annotation.
+        annotations: those of the experiences, as JSON lists, for a check by the database.
     """
 
     path: Path
@@ -27,6 +28,7 @@ class Contents:
     groups: dict[Origin, dict[int, list[int]]] = field(default_factory=dict)
     tasks: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     has_labels: bool = False
+    annotations: list[str] = field(default_factory=list)
 
     def check_unchanged(self) -> None:
         """Refuse a file that was written to since it was checked.
@@ -66,7 +68,8 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
         contents.groups.setdefault(origin_of(first), {})[first["group_id"]] = [
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
-        contents.has_labels = contents.has_labels or any(row["labels"] for _, row in rows)
+        contents.annotations += [row["annotations"] for _, row in rows if row["annotations"] not in (None, "[]")]
+        contents.has_labels = contents.has_labels or bool(contents.annotations) or any(row["labels"] for _, row in rows)
         key = (str(group.taskset), str(group.task_key))
         task = (first["task_payload"], first["task_features"])
         if contents.tasks.setdefault(key, task) != task:

@@ -116,6 +116,12 @@ def _fetched(
         labels: dict[int, list[Row]] = {row["experience_id"]: [] for row in kept if row["experience_id"] is not None}
         for label in fetch(connection, "export_labels", experience_ids=list(labels)):
             labels[label["experience_id"]].append({name: label[name] for name in _LABEL_FIELDS})
+        annotations: dict[int, list[str]] = {}
+        for row in fetch(connection, "export_annotations", group_ids=groups[start : start + _CHUNK_GROUPS]):
+            annotations.setdefault(row["experience_id"], []).append(row["annotation"])
+        for row in kept:
+            if row["experience_id"] in annotations:
+                row["annotations"] = f"[{', '.join(annotations[row['experience_id']])}]"
         yield kept, labels
 
 

@@ -163,6 +163,10 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         reward_final=row["reward_final"],
         turn_rewards=None if row["turn_rewards"] is None else tuple(row["turn_rewards"]),
         labels=labels,
+        annotations=tuple(
+            {**a, "label_batch_id": batches.get(a["label_batch_id"], a["label_batch_id"])}
+            for a in _json(row["annotations"] or "[]")
+        ),
     )
     return Sequence(
         row["prompt"],

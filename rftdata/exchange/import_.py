@@ -115,6 +115,8 @@ def _check_storable(buffer: Buffer, contents: Contents, run: str | None) -> None
             value=str(contents.path),
             todo="import it with the account that owns the schema; nothing was imported",
         )
+    for text in contents.annotations:
+        buffer.database.fetch("check_imported_annotations", annotations=text)
 
 
 def _check_interrupted(buffer: Buffer, run: Run, contents: Contents) -> None:
@@ -282,7 +284,7 @@ class _LabelBatchIds:
     def of(self, rows: list[Placed]) -> dict[int, int]:
         """Return the ids of all label batches so far, those of the rows included."""
         for _, row in rows:
-            for label in row["labels"] or ():
+            for label in (*(row["labels"] or ()), *json.loads(row["annotations"] or "[]")):
                 if label["label_batch_id"] not in self._ids:
                     if not self._free:
                         batches = self._buffer.database.fetch("begin_label_batches", num=_LABEL_BATCHES_AT_ONCE)

@@ -148,6 +148,8 @@ def _check_experience(row: Row) -> None:
     _check_spans(row["policy_spans"], num_tokens)
     for i, label in enumerate(row["labels"]):
         _check_label(f"the column labels, label {i + 1}", label)
+    if row["annotations"] is not None and not isinstance(_parsed("annotations", row["annotations"]), list):
+        raise RftError("the column annotations is no JSON list", value=row["annotations"][:100])
     _check_arrays(row["arrays"])
     _check_turns(row)
     _check_earlier(_parsed("earlier", row["earlier"]))

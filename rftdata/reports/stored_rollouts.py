@@ -66,6 +66,20 @@ class StoredLabel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredAnnotation:
+    """An annotation that stands; fields as in `rft.v_annotation`."""
+
+    annotation_id: int
+    kind: str
+    value: Any
+    source: str
+    author: str
+    confidence: float | None
+    reason: str | None
+    made_at: datetime.datetime
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredTurnReward:
     """The reward of a turn; fields as in `rft.turn_reward`."""
 
@@ -117,6 +131,7 @@ class StoredExperience:
     turns: list[int] | None
     turn_rewards: list[StoredTurnReward] = field(default_factory=list)
     labels: list[StoredLabel] = field(default_factory=list)
+    annotations: list[StoredAnnotation] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     purge: PurgeRecord | None = None
 
@@ -157,6 +172,7 @@ class StoredRollout:
     tries: list[StoredTry]
     experience_ids: list[int]
     experiences: list[StoredExperience] = field(default_factory=list)
+    annotations: list[StoredAnnotation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +196,7 @@ class StoredGroup:
     baseline_reward: float | None
     rollout_ids: list[int]
     rollouts: list[StoredRollout] = field(default_factory=list)
+    annotations: list[StoredAnnotation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,15 +289,33 @@ def stored_group(buffer: Buffer, group_id: int) -> StoredGroup:
     if not rows:
         raise _unknown("group", group_id, "rft.rollout_group")
     rollouts = _facts(buffer.database, rows[0]["rollout_ids"])
-    return records(StoredGroup, [{**rows[0], "rollouts": rollouts}])[0]
+    annotations = _annotations(buffer.database, "group", [group_id])[group_id]
+    return records(StoredGroup, [{**rows[0], "rollouts": rollouts, "annotations": annotations}])[0]
 
 
 def _facts(database: Database, rollout_ids: Sequence[int]) -> list[StoredRollout]:
     """Return rollouts without their experiences."""
     rows = database.fetch("rollouts_to_show", rollout_ids=list(rollout_ids))
+    annotations = _annotations(database, "rollout", rollout_ids)
     return records(
-        StoredRollout, [{**row, "tries": records(StoredTry, row["tries"]), "experiences": []} for row in rows]
+        StoredRollout,
+        [
+            {
+                **row,
+                "tries": records(StoredTry, row["tries"]),
+                "experiences": [],
+                "annotations": annotations[row["rollout_id"]],
+            }
+            for row in rows
+        ],
     )
+
+
+def _annotations(database: Database, target: str, ids: Sequence[int]) -> dict[int, list[StoredAnnotation]]:
+    found: dict[int, list[StoredAnnotation]] = defaultdict(list)
+    for row in database.fetch("annotations_to_show", target=target, target_ids=list(ids)):
+        found[row.pop("target_id")] += records(StoredAnnotation, [row])
+    return found
 
 
 def _experiences(buffer: Buffer, experience_ids: Sequence[int]) -> list[StoredExperience]:
@@ -289,6 +324,7 @@ def _experiences(buffer: Buffer, experience_ids: Sequence[int]) -> list[StoredEx
     labels: dict[int, list[StoredLabel]] = defaultdict(list)
     for row in buffer.database.fetch("labels_to_show", experience_ids=list(experience_ids)):
         labels[row.pop("experience_id")] += records(StoredLabel, [row])
+    annotations = _annotations(buffer.database, "experience", experience_ids)
     of_turns: dict[int, list[StoredTurnReward]] = defaultdict(list)
     for row in buffer.database.fetch("turn_rewards_to_show", experience_ids=list(experience_ids)):
         of_turns[row.pop("experience_id")] += records(StoredTurnReward, [row])
@@ -300,6 +336,7 @@ def _experiences(buffer: Buffer, experience_ids: Sequence[int]) -> list[StoredEx
             **{name: _parsed(name, value) for name, value in rows[key].items()},
             turn_rewards=of_turns[key],
             labels=labels[key],
+            annotations=annotations[key],
             uses=uses(buffer.database, key),
             purge=purge_of(buffer.database, key),
         )

@@ -6,13 +6,14 @@ experiences; the importer assigns them batch ids of this buffer.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 
 from rftdata.experience import Group
 from rftdata.experience import Sequence as Experience
 from rftdata.origin import GroupOrigin, LabelRecord, SequenceOrigin
-from rftdata.postgres.database import Connection, copy_rows, fetch
+from rftdata.postgres.database import Connection, copy_rows, execute, fetch
 from rftdata.postgres.values import jsonb_bytes, storable
 
 _GROUP = (
@@ -96,7 +97,7 @@ def store(
     groups: Sequence[tuple[int, GroupOrigin]],
     experiences: Sequence[tuple[int, Experience]],
 ) -> None:
-    """Write the origins of groups and experiences, and their labels; times have a time zone.
+    """Write the origins of groups and experiences, their labels and annotations; times have a time zone.
 
     Args:
         groups: ids in this buffer, and the origins of the groups.
@@ -110,6 +111,9 @@ def store(
     labels = [(i, label) for i, origin in with_origin for label in origin.labels]
     if labels:
         copy_rows(connection, "rft.label", _LABEL, (_label_row(i, label) for i, label in labels))
+    annotations = [{**a, "experience_id": i} for i, origin in with_origin for a in origin.annotations]
+    if annotations:
+        execute(connection, "import_annotations", annotations=json.dumps(annotations))
 
 
 def _group_row(group_id: int, run_id: int, origin: GroupOrigin) -> tuple[object, ...]:

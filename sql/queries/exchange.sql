@@ -43,6 +43,23 @@ ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
 SELECT experience_id, turn, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
+-- name: export_annotations (read)
+-- Annotations that stand about experiences, and of their rollouts and groups those that go with them.
+SELECT a.experience_id, (to_jsonb(a) - 'experience_id')::text AS annotation
+FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+CROSS JOIN LATERAL (
+    SELECT v.* FROM rft.experience e JOIN rft.v_annotation_in_file v USING (experience_id)
+    WHERE e.group_id = g.group_id AND EXISTS (SELECT FROM rft.annotation n WHERE n.group_id = g.group_id)) a
+ORDER BY a.experience_id, a.made_at, a.kind;
+
+-- name: check_imported_annotations
+-- Refuse annotations of a file that cannot be stored.
+SELECT rft.check_imported_annotations(%(annotations)s::jsonb);
+
+-- name: import_annotations
+-- Store annotations of a file about experiences that this transaction has stored.
+SELECT rft.import_annotations(%(annotations)s::jsonb);
+
 -- name: import_target (read)
 -- The run that an earlier import of this run created.
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s

@@ -168,6 +168,10 @@ CROSS JOIN LATERAL (SELECT experience_id, parent_id FROM rft.experience WHERE gr
 CROSS JOIN LATERAL (SELECT * FROM rft.turn_reward WHERE experience_id = e.parent_id OFFSET 0) t
 ORDER BY e.experience_id, t.turn;
 
+-- name: copy_annotations
+-- Copy the annotations that stand about the origins of a fork's groups. The origins' groups are locked.
+SELECT rft.copy_annotations(%(group_ids)s::bigint[]);
+
 -- name: copy_scores
 -- Copy the scores that stages found for the origins of a fork's experiences.
 INSERT INTO rft.score

@@ -18,6 +18,21 @@ SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT J
 LEFT JOIN rft.archived_segment a USING (segment_id)
 WHERE (s.segment_id IS NULL OR e.segment_row >= s.num_rows) AND (a.segment_id IS NULL OR e.segment_row >= a.num_rows) ORDER BY e.experience_id LIMIT 1000;
 
+-- name: wrong_annotations (read)
+-- Annotations whose target does not exist or is of another group, and chains in which an annotation stands beside the one that supersedes it.
+SELECT a.annotation_id, k.target::text AS target, a.target_id
+FROM rft.annotation a
+LEFT JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
+LEFT JOIN rft.experience e ON k.target = 'experience' AND e.experience_id = a.target_id
+LEFT JOIN rft.rollout o ON k.target = 'rollout' AND o.rollout_id = a.target_id
+LEFT JOIN rft.task t ON k.target = 'task' AND t.task_id = a.target_id
+LEFT JOIN rft.annotation s ON s.annotation_id = a.supersedes
+WHERE k.kind IS NULL OR k.type <> a.type
+   OR CASE k.target WHEN 'task' THEN t.task_id IS NULL OR a.group_id IS NOT NULL
+                    ELSE a.group_id IS DISTINCT FROM CASE k.target WHEN 'experience' THEN e.group_id WHEN 'rollout' THEN o.group_id ELSE a.target_id END END
+   OR s.annotation_id IS NOT NULL AND (s.kind, s.target_id, s.author, s.session_user_name, s.source) IS DISTINCT FROM (a.kind, a.target_id, a.author, a.session_user_name, a.source)
+ORDER BY a.annotation_id LIMIT 1000;
+
 -- name: experiences_of_segments (read)
 -- Experiences of segments. It scans the table, so it is used only for segments that cannot be read.
 SELECT segment_id, array_agg(experience_id ORDER BY experience_id) AS experience_ids FROM rft.experience

@@ -3,8 +3,8 @@
 SELECT rft.lock_labels();
 
 -- name: label_cut (read)
--- The newest label. With lock_labels held, this snapshot sees exactly the labels up to it.
-SELECT coalesce(max(label_id), 0) AS label_cut FROM rft.label;
+-- The newest label or annotation. With lock_labels held, this snapshot sees exactly those up to it.
+SELECT greatest((SELECT max(label_id) FROM rft.label), (SELECT max(annotation_id) FROM rft.annotation), 0) AS label_cut;
 
 -- name: selected_experiences
 -- The identifying content of the selected experiences, in id order. line: the input of the selection's hash, with rewards of turns where they were

@@ -34,6 +34,11 @@ SELECT experience_id, turn, reward_sampled, reward FROM rft.turn_reward WHERE ex
 SELECT experience_id, turn, old_value, new_value, author, source::text AS source, reason, final, labelled_at
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
+-- name: annotations_to_show (read)
+-- Annotations that stand about targets of one sort, oldest first.
+SELECT target_id, annotation_id, kind, value, source::text AS source, author, confidence, reason, made_at
+FROM rft.v_annotation WHERE target = %(target)s::rft.label_target AND target_id = ANY (%(target_ids)s) ORDER BY annotation_id;
+
 -- name: answers_to_show (read)
 -- The answers to a question of an evaluation.
 SELECT evaluation_id, run, taskset, task_key, decoding, trainer_step, num_answers, answer_index, answer, reward, reward_parts, metrics, outcome::text AS outcome,

@@ -18,6 +18,7 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, exchange, labels
+from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.files.durable import draft_folder
@@ -41,6 +42,8 @@ def trained(buffer: Buffer) -> Buffer:
         attempt.commit_checkpoint(1, "/c/1")
     ids = experience_ids(buffer)
     labels.set_rewards(buffer, {ids[0]: 0.5}, author="ada")
+    define_kinds(buffer, [LabelKind("good", "bool", blind=True)], author="ada")
+    annotate(buffer, [Annotation("good", ids[0], True)], author="ada")
     purge.purge(buffer, f"experience_id = {ids[-1]}", reason="x", author="ada")
     return buffer
 

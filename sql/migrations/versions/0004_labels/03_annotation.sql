@@ -364,7 +364,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION rft.fill_annotation() IS 'Trigger: checks an annotation, and fills in author, account, group, batch, id and what it supersedes; skips a repeated request. Owner''s rights, to lock its target.';
-CREATE TRIGGER annotation_fill BEFORE INSERT ON rft.annotation FOR EACH ROW EXECUTE FUNCTION rft.fill_annotation();
+-- An id is given by the owner alone, who copies annotations (07_copy.sql): no role may write this column.
+CREATE TRIGGER annotation_fill BEFORE INSERT ON rft.annotation FOR EACH ROW WHEN (NEW.annotation_id IS NULL) EXECUTE FUNCTION rft.fill_annotation();
 
 -- By the names of triggers, this comes before the reopening.
 CREATE TRIGGER annotation_archived AFTER INSERT ON rft.annotation REFERENCING NEW TABLE AS new_rows
@@ -380,15 +381,12 @@ DECLARE
     stored record;
     touched bigint[];
 BEGIN
-    SELECT count(*) AS num, min(n.label_batch_id) AS batch, max(n.label_batch_id) AS last INTO stored FROM new_rows n;
+    SELECT count(*) AS num, min(n.label_batch_id) AS batch INTO stored FROM new_rows n;
     IF stored.num = 0 THEN
         RETURN NULL;
     END IF;
     -- The setting that names the batch may have been changed within the statement.
-    IF stored.batch <> stored.last THEN
-        RAISE EXCEPTION 'annotations of one statement are in one batch' USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    PERFORM rft.own_label_batch(stored.batch);
+    PERFORM rft.own_label_batch(b.label_batch_id) FROM (SELECT DISTINCT label_batch_id FROM new_rows) b;
     SELECT array_agg(DISTINCT n.group_id) INTO touched
     FROM (SELECT DISTINCT group_id, kind, kind_version FROM new_rows WHERE group_id IS NOT NULL) n
     CROSS JOIN LATERAL (SELECT reopens FROM rft.label_kind WHERE kind = n.kind AND version = n.kind_version OFFSET 0) k

@@ -4,8 +4,7 @@ CREATE OR REPLACE FUNCTION rft.worker_rights() RETURNS TABLE (table_name text, m
 LANGUAGE sql IMMUTABLE
 AS $$
     VALUES
-        ('annotation', true, false, '{}'::text[]),
-        ('attempt_history', true, false, '{}'),
+        ('attempt_history', true, false, '{}'::text[]),
         ('batch', true, true, '{}'),
         ('checkpoint', true, false, '{deleted_at}'),
         -- Rows that are deleted because they never counted: finished items, undone draws, unanswered questions.
@@ -72,7 +71,7 @@ DECLARE
     -- Functions that write, but only with the owner's rights.
     owners_only CONSTANT text[] := ARRAY[
         'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'lock_purged', 'correct_verdicts',
-        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'fill_undo', 'check_annotation'];
+        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation'];
     role text;
     granted record;
 BEGIN
@@ -99,6 +98,13 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
+    -- A label of any kind. Id, account, batch and time are nobody's to set.
+    FOREACH role IN ARRAY held LOOP
+        IF role <> 'rft_reader' THEN
+            EXECUTE format('GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes,'
+                ' restores, retracted, key) ON rft.annotation TO %I', role);
+        END IF;
+    END LOOP;
     IF 'rft_labeler' = ANY (held) THEN
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_labeler;
         GRANT UPDATE (reward) ON rft.turn_reward TO rft_labeler;
@@ -106,9 +112,6 @@ BEGIN
         GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
         -- A person's answer to a question.
         GRANT UPDATE (answer) ON rft.review TO rft_labeler;
-        -- A label of any kind; account, batch and time are not theirs to set.
-        GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes, restores, retracted, key)
-            ON rft.annotation TO rft_labeler;
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]), rft.begin_label_batches(integer),
             rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
             rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
@@ -129,7 +132,8 @@ BEGIN
             EXECUTE format('GRANT USAGE ON SEQUENCE %s TO rft_worker', granted.sequence);
         END LOOP;
         GRANT EXECUTE ON FUNCTION rft.lock_labels(), rft.analyze_worklist(), rft.lock_groups_and_reviews(bigint[]),
-            rft.begin_label_batches(integer), rft.compact_task_changes(text), rft.lock_annotations(text[], bigint[]) TO rft_worker;
+            rft.begin_label_batches(integer), rft.compact_task_changes(text), rft.lock_annotations(text[], bigint[]),
+            rft.copy_annotations(bigint[]) TO rft_worker;
     END IF;
     RETURN held;
 END
