@@ -134,7 +134,7 @@ def _mark_purged(buffer: Buffer, rows: list[Row]) -> None:
         groups.add(stored[i]["group_id"])
     for row in rows:
         if row["group_id"] in groups:
-            row |= {"baseline": None, "tries": None, "error": row["error"] and PURGED}
+            row |= {"baseline": None, "tries": None, "annotations": None, "error": row["error"] and PURGED}
 
 
 def _complete(buffer: Buffer, rows: list[Row], labels: dict[int, list[Row]], buffer_id: str) -> Iterator[Row]:

@@ -367,7 +367,7 @@ class Crew:
 
 
 def _label(uri: str, witness: Witness, rng: random.Random) -> int:
-    """Correct rewards in SQL all the time, as a person does."""
+    """Correct rewards in SQL all the time, as a person does, and say which answers are good, as a page does: each request with a key."""
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("SET rft.author = 'labeller'")
         while True:
@@ -386,4 +386,12 @@ def _label(uri: str, witness: Witness, rng: random.Random) -> int:
                 )
                 witness.note("labelled", experience_id=experience_id, reward=reward)
                 witness.note_first_claim()
+                good, key = rng.random() < 0.8, f"{os.getpid()}-{rng.getrandbits(64):x}"
+                witness.note("annotates", key=key, experience_id=experience_id, good=good)
+                for _ in range(rng.choice((1, 1, 2))):  # as if an answer had been lost
+                    connection.execute(
+                        "INSERT INTO rft.annotation (kind, target_id, value, key) VALUES ('good', %s, to_jsonb(%s::boolean), %s)",
+                        [experience_id, good, key],
+                    )
+                witness.note("annotated", key=key, experience_id=experience_id, good=good)
             time.sleep(0.05)

@@ -43,6 +43,7 @@ class Findings:
     steps: int = 0
     attempts: int = 0
     labels: int = 0
+    annotations: int = 0
     transfers: int = 0
     continued_tokens: int = 0
     lives: list[dict[str, Any]] = field(default_factory=list)
@@ -67,6 +68,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
         digests = _rows_belong_together(buffer, findings, has_scribe=has_scribe)
         _stored_is_there(buffer, noted["stored"], digests, findings, has_scribe=has_scribe)
         _labels_count(buffer, noted, findings)
+        _annotations_stand_once(buffer, noted, findings)
         _draws_are_as_seen(buffer, noted["drawn"], digests, findings)
         _nothing_waits_for_ever(buffer, findings)
         _checkpoints_hold_what_was_drawn(buffer, noted["checkpoint"], findings)
@@ -78,6 +80,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
     findings.labels = len(noted["labelled"])
+    findings.annotations = len(noted["annotated"])
     findings.continued_tokens = sum(note["tokens"] for note in noted["took up"])
     return findings
 
@@ -225,6 +228,43 @@ def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findin
             # A label that changes nothing leaves no row.
             if reward not in history and reward != row["reward_sampled"]:
                 findings.lost.append(f"a label of experience {row['experience_id']} is not in its history")
+
+
+def _annotations_stand_once(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findings: Findings) -> None:
+    """Each acknowledged annotation is stored once, in the order of its acknowledgement, and the newest of each experience stands alone; nothing is
+    stored that was not asked for. No group has a verdict that is older than an annotation that its chain reads, unless it waits for another."""
+    asked = {note["key"]: (note["experience_id"], note["good"]) for note in noted["annotates"]}
+    if not asked:
+        return
+    rows = buffer.sql(
+        "SELECT annotation_id, key, target_id, value = 'true' AS good, supersedes FROM rft.annotation WHERE kind = 'good' ORDER BY annotation_id"
+    ).to_pylist()
+    stored = Counter(row["key"] for row in rows)
+    findings.lost += [
+        f"annotation {note['key']} was acknowledged and is not stored"
+        for note in noted["annotated"]
+        if not stored[note["key"]]
+    ]
+    findings.mislabelled += [f"annotation {key} is stored {times} times" for key, times in stored.items() if times > 1]
+    for row in rows:
+        if asked.get(row["key"]) != (row["target_id"], row["good"]):
+            findings.mislabelled.append(f"annotation {row['annotation_id']} is not what was asked for")
+    newest: dict[int, int] = {}
+    for row in rows:
+        if row["supersedes"] != newest.get(row["target_id"]):
+            findings.mislabelled.append(f"annotation {row['annotation_id']} does not supersede the one before it")
+        newest[row["target_id"]] = row["annotation_id"]
+    standing = buffer.sql("SELECT annotation_id FROM rft.v_annotation WHERE kind = 'good' ORDER BY 1")
+    if standing["annotation_id"].to_pylist() != sorted(newest.values()):
+        findings.lost.append("what stands is not the newest annotation of each experience")
+    stale = buffer.sql(
+        "SELECT g.group_id FROM rft.rollout_group g JOIN rft.run r USING (run_id)"
+        " WHERE g.status = 'ready' AND g.trainable"
+        " AND NOT EXISTS (SELECT FROM rft.experience e JOIN rft.draw d USING (experience_id) WHERE e.group_id = g.group_id)"
+        " AND rft.newest_read_annotation(g.group_id, r.pipeline_version)"
+        " > (SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = g.group_id AND v.newest_of = g.decided_by)"
+    )
+    findings.lost += [f"group {key} was not decided again after an annotation" for key in stale["group_id"].to_pylist()]
 
 
 def _draws_are_as_seen(

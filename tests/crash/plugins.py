@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,14 @@ def games() -> Iterator[dict[str, str]]:
 
 def score(turn: Turn, task: Task) -> float:
     return reward_of(turn.response)
+
+
+def is_not_bad(row: dict[str, Any]) -> bool:
+    """A stage that reads what the labeller says."""
+    return bool(row["label_good"]["majority"] != "false")
+
+
+is_not_bad.reads = {"label_good"}  # type: ignore[attr-defined]
 
 
 class Scribe(Engine):

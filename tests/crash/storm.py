@@ -287,7 +287,7 @@ def main() -> int:
     print("the slowest first claims, and what they waited for:", *report.slowest, sep="\n")
     print(
         f"{found.experiences} experiences, {found.of_several_turns} of them of several turns, {found.steps} steps in {found.attempts} attempts, "
-        f"{found.labels} labels, "
+        f"{found.labels} labels, {found.annotations} annotations, "
         f"{found.transfers} times weights into an engine, "
         f"{found.continued_tokens} tokens of unfinished answers continued; "
         f"{len(found.lives)} lives, first claim p50 {report.quantile_s(0.5):.2f} s"

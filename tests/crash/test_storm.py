@@ -90,7 +90,7 @@ def test_failures_at_random_lose_nothing_and_train_nothing_twice(server_folders:
     assert slowest == sorted(slowest, key=lambda life: -life["seconds"])
     for life in slowest:
         assert sum(part for _, _, part in life["parts"]) == pytest.approx(life["seconds"], abs=0.1), life
-    # It looked at something: experiences, steps, labels, weights.
-    pattern = r"(\d+) experiences, (\d+) of them of several turns, (\d+) steps in (\d+) attempts, (\d+) labels, (\d+) times weights"
+    # It looked at something: experiences, steps, labels, annotations, weights.
+    pattern = r"(\d+) experiences, (\d+) of them of several turns, (\d+) steps in (\d+) attempts, (\d+) labels, (\d+) annotations, (\d+) times weights"
     done_what = re.search(pattern, done.stdout)
     assert done_what is not None and all(int(number) > 0 for number in done_what.groups()), done.stdout
