@@ -221,7 +221,8 @@ def test_a_wrong_definition_is_refused(labelled: Buffer, kind: LabelKind, told: 
 
 
 @pytest.mark.parametrize(
-    "statement", ["UPDATE rft.annotation SET value = 'false'", "DELETE FROM rft.annotation", "TRUNCATE rft.annotation CASCADE"]
+    "statement",
+    ["UPDATE rft.annotation SET value = 'false'", "DELETE FROM rft.annotation", "TRUNCATE rft.annotation CASCADE"],
 )
 def test_annotations_are_append_only(labelled: Buffer, statement: str) -> None:
     annotate(labelled, [Annotation("good", 1, True)], author="ada")
