@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from rftcore.workflows.task import Task, TokenRewards
 from rftdata.errors import RftError
+from rftdata.limits import LARGEST_REWARD
 
 CheckedPart = float | TokenRewards
 CheckedValue = CheckedPart | dict[str, CheckedPart]
@@ -65,7 +66,7 @@ def _part(name: str, value: object, task: Task) -> CheckedPart:
 
 
 def _number(name: str, value: object, task: Task) -> float:
-    if is_number(value) and math.isfinite(value):
+    if is_number(value) and _fits(value):
         return float(value)
     raise RftError(
         # The value as text, because it comes from another process, and some values cannot be sent.
@@ -80,12 +81,18 @@ def is_number(value: object) -> TypeGuard[numbers.Real]:
     return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
+def _fits(value: numbers.Real) -> bool:
+    return value < LARGEST_REWARD and not value <= -LARGEST_REWARD
+
+
 def described(value: object) -> str:
     """Return what a function returned, as a part of a sentence that ends with a comma unless it is short."""
     if value is None:
         return "nothing"
-    if is_number(value) and not math.isfinite(value):
-        return f"{value}, which is not finite,"
+    if is_number(value) and not _fits(value):
+        # Without math.isfinite, which converts to a float.
+        is_finite = value == value and value not in (math.inf, -math.inf)
+        return f"{reprlib.repr(value)}, which is {'too great for float32' if is_finite else 'not finite'},"
     try:
         text = reprlib.repr(value)
     except Exception:  # noqa: BLE001 - the user's own class

@@ -126,6 +126,7 @@ def test_a_reward_over_the_group_is_a_factor_of_a_product(tmp_path: Path) -> Non
         ("return {0: 1.0}", "a value of type dict"),
         ("return [1.0, None, 1.0]", "rank.py:rank, rollout 1, returned nothing"),
         ("return [1.0, float('nan'), 1.0]", "rollout 1, returned nan, which is not finite"),
+        ("return [1.0, 10**400, 1.0]", "rollout 1, returned 1000.*, which is too great for float32"),
         ("return [1.0, True, 1.0]", "of type bool"),
         ("raise KeyError('a')", r"KeyError: 'a' \(rank\.py, line 3"),
         ("import time; time.sleep(1000)", "took longer than"),
