@@ -1,0 +1,75 @@
+"""Answers to reviews name what their author saw: stored once, never over what was not seen, and withdrawn whole."""
+
+from __future__ import annotations
+
+import pytest
+
+import rftdata
+from rftdata import labels, reviews
+from rftdata.errors import ConflictError, QueryError
+from tests.support import studio_run
+
+
+@pytest.fixture
+def asked(buffer: rftdata.Buffer) -> rftdata.Buffer:
+    studio_run.ask(buffer, studio_run.store(buffer, num_sums=1))
+    return buffer
+
+
+def reward(buffer: rftdata.Buffer, experience: int) -> float:
+    return float(
+        buffer.sql("SELECT reward FROM rft.experience WHERE experience_id = %s", [experience])["reward"][0].as_py()
+    )
+
+
+def given(choice: reviews.Choice = "pass", **fields: float | int | str | None) -> reviews.ReviewAnswer:
+    return reviews.ReviewAnswer(review_id=1, choice=choice, **fields)  # type: ignore[arg-type]
+
+
+def test_the_queue_is_walked_through_by_deadline(asked: rftdata.Buffer) -> None:
+    first, second = reviews.next_reviews(asked, 2)
+    place = reviews.QueuePlace(first["deadline"], first["review_id"])
+    assert reviews.next_reviews(asked, 1, after=place)[0]["review_id"] == second["review_id"]
+    assert reviews.next_reviews(asked, 1, run_id=999) == []
+
+
+def test_an_answer_is_stored_once_and_withdrawn_with_its_reward(asked: rftdata.Buffer) -> None:
+    before = reward(asked, 1)
+    receipt = reviews.answer(asked, given(reward=0.25, reason="half"), author="ada")
+    again = reviews.answer(asked, given(reward=0.25, reason="half"), author="ada")
+    assert reward(asked, 1) == 0.25 and again.is_repeated and again.label_batch_id == receipt.label_batch_id
+    assert len(labels.history(asked, 1)) == 1
+    for _ in range(2):  # withdrawing twice is withdrawing
+        reviews.withdraw(asked, receipt, author="ada")
+    assert reward(asked, 1) == before and reviews.review(asked, 1)["answer"] is None
+
+
+def test_what_was_not_seen_is_not_overwritten(asked: rftdata.Buffer) -> None:
+    labels.set_rewards(asked, {2: 0.75}, author="bob")
+    with pytest.raises(ConflictError, match="bob"):
+        reviews.answer(asked, reviews.ReviewAnswer(review_id=2, choice="pass", reward=0.1), author="ada")
+    reviews.answer(asked, given("drop"), author="ada")
+    with pytest.raises(ConflictError, match="answered by ada meanwhile: drop"):
+        reviews.answer(asked, given(reward=1.0), author="bob")
+
+
+def test_a_later_label_keeps_an_answer_from_being_withdrawn(asked: rftdata.Buffer) -> None:
+    receipt = reviews.answer(asked, given(reward=0.25), author="ada")
+    labels.set_rewards(asked, {1: 0.5}, author="bob")
+    with pytest.raises(ConflictError, match=r"bob has set its reward to 0\.5"):
+        reviews.withdraw(asked, receipt, author="ada")
+    assert reward(asked, 1) == 0.5 and reviews.review(asked, 1)["answer"] == "pass"
+
+
+def test_late_unknown_and_wrong_answers_change_nothing(asked: rftdata.Buffer) -> None:
+    with pytest.raises(QueryError, match="no such review"):
+        reviews.answer(asked, reviews.ReviewAnswer(review_id=999, choice="pass"), author="ada")
+    with pytest.raises(QueryError, match="finite"):
+        reviews.answer(asked, given(reward=float("nan")), author="ada")
+    with pytest.raises(QueryError, match="gets no reward"):
+        reviews.answer(asked, given("drop", reward=1.0), author="ada")
+    name = asked.sql("SELECT current_database() AS name")["name"][0].as_py()
+    asked.sql(f"""ALTER DATABASE "{name}" SET rft.clock_shift = '90000 s'""")
+    with rftdata.open(asked.config) as later, pytest.raises(QueryError, match="deadline of review 1 has passed"):
+        reviews.answer(later, given(), author="ada")
+    assert labels.batches(asked) == []
