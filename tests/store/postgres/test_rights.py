@@ -327,11 +327,16 @@ def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login
     )
 
 
-def test_a_labeller_s_settings_forge_no_label_of_a_turn(buffer: Buffer, roles: Roles, login: Login) -> None:
+@pytest.mark.parametrize("role", ["rft_labeler", "rft_worker"])
+def test_the_settings_of_an_account_forge_no_label_of_a_turn(
+    buffer: Buffer, roles: Roles, login: Login, role: str
+) -> None:
     """The trigger runs with the owner's rights: objects of the caller's, and settings that the schema reads, must not reach it."""
     buffer.sql("INSERT INTO rft.turn_reward VALUES (1, 0, 0.5, 0.5)")
     (others,) = buffer.sql("SELECT rft.begin_label_batches(1) AS batch")["batch"].to_pylist()
-    session = login("rft_labeler")
+    session = login(role)
+    with refused():  # it would turn the triggers off
+        session.execute("SET session_replication_role = replica")
     session.execute("CREATE TEMPORARY TABLE label (LIKE rft.label)")
     session.execute("CREATE TEMPORARY TABLE experience (LIKE rft.experience)")
     session.execute("SET search_path = pg_temp, rft, pg_catalog")
@@ -344,6 +349,7 @@ def test_a_labeller_s_settings_forge_no_label_of_a_turn(buffer: Buffer, roles: R
     for name in ("rft.purge", "rft.folding", "enable_seqscan", "enable_indexscan"):
         session.execute("SELECT set_config(%s, '1', false)", [name])
     session.execute("SET rft.author = 'someone else'")
+    session.execute("SET row_security = off")
     assert session.execute("UPDATE rft.turn_reward SET reward = 0.75").rowcount == 1
     (label,) = buffer.sql("SELECT turn, new_value, session_user_name FROM rft.label").to_pylist()
     assert (label["turn"], label["new_value"]) == (0, 0.75)

@@ -3,16 +3,22 @@
 ALTER TABLE rft.draw ADD COLUMN turn_rewards_used double precision[];
 COMMENT ON COLUMN rft.draw.turn_rewards_used IS 'The rewards of its turns at the time of the draw, in the order of the turns. NULL: those that were sampled, or none; so before schema 0003.';
 
+-- A selection asks this of every experience, and nearly none was corrected: that is two look-ups. PostgreSQL 18 would plan them anew in every call.
 CREATE FUNCTION rft.turn_rewards_at(of_experience bigint, cut bigint) RETURNS double precision[]
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan
 AS $$
-    SELECT CASE WHEN bool_or(r.reward <> r.reward_sampled) THEN array_agg(r.reward ORDER BY r.turn) END
-    FROM (
-        SELECT t.turn, t.reward_sampled, coalesce((
-            SELECT l.old_value FROM rft.label l
-            WHERE l.experience_id = t.experience_id AND l.turn = t.turn AND l.label_id > cut
-            ORDER BY l.label_id LIMIT 1), t.reward) AS reward
-        FROM rft.turn_reward t WHERE t.experience_id = of_experience) r
+    SELECT CASE WHEN
+        EXISTS (SELECT FROM rft.turn_reward c WHERE c.experience_id = of_experience AND c.reward <> c.reward_sampled)
+        OR EXISTS (SELECT FROM rft.label c WHERE c.experience_id = of_experience AND c.turn IS NOT NULL AND c.label_id > cut)
+    THEN (
+        SELECT CASE WHEN bool_or(r.reward <> r.reward_sampled) THEN array_agg(r.reward ORDER BY r.turn) END
+        FROM (
+            SELECT t.turn, t.reward_sampled, coalesce((
+                SELECT l.old_value FROM rft.label l
+                WHERE l.experience_id = t.experience_id AND l.turn = t.turn AND l.label_id > cut
+                ORDER BY l.label_id LIMIT 1), t.reward) AS reward
+            FROM rft.turn_reward t WHERE t.experience_id = of_experience) r)
+    END
 $$;
 COMMENT ON FUNCTION rft.turn_rewards_at(bigint, bigint) IS 'Returns the rewards of the turns of an experience without the labels after the cut, or the current ones if the cut is NULL; NULL if they are those that were sampled.';
 
