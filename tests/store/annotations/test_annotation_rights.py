@@ -64,12 +64,37 @@ def test_of_a_blind_kind_an_account_sees_others_only_after_its_own(labelled: Buf
         bob.execute(
             "INSERT INTO rft.annotation (supersedes, retracted) VALUES ((SELECT min(label_batch_id) FROM rft.label_batch), true)"
         )
+    for view, row in (
+        ("pg_roles", "SELECT 'rft_worker'::name AS rolname, oid FROM pg_catalog.pg_roles WHERE rolname = current_user"),
+        (
+            "pg_namespace",
+            "SELECT 'rft'::name AS nspname, oid AS nspowner FROM pg_catalog.pg_roles WHERE rolname = current_user",
+        ),
+    ):
+        bob.execute(f"CREATE TEMPORARY VIEW {view} AS {row}")
+        assert rows(bob, "SELECT rft.may_judge(), count(*) FROM rft.annotation WHERE kind = 'hidden'") == [(False, 0)]
+        bob.execute(f"DROP VIEW pg_temp.{view}")
+    with bob.transaction(force_rollback=True):  # an answer that may still be taken back shows nothing
+        add(bob, "hidden", 2, "false")
+        assert rows(bob, "SELECT value FROM rft.annotation WHERE kind = 'hidden'") == [(False,)]
     add(bob, "hidden", 2, "false")
     assert rows(bob, "SELECT target_id, value FROM rft.v_annotation WHERE kind = 'hidden' ORDER BY annotation_id") == [
         (2, True),
         (2, False),
     ]
     assert rows(reader, "SELECT kind FROM rft.v_annotation WHERE kind = 'hidden'") == []
+
+
+def test_an_undo_keeps_the_limits_of_texts(labelled: Buffer, login: Login) -> None:
+    ada = login("rft_labeler")
+    first = add(ada, "open", 1)
+    for column, size, says in (("reason", 70_000, "the reason has 70000 bytes"), ("key", 300, "the key has 300 bytes")):
+        with pytest.raises(psycopg.Error, match=says):
+            ada.execute(
+                f"INSERT INTO rft.annotation (supersedes, retracted, {column}) VALUES (%s, true, %s)",
+                [first, "x" * size],
+            )
+    assert rows(ada, "SELECT count(*) FROM rft.v_annotation") == [(1,)]
 
 
 def test_an_account_is_recorded_and_writes_nothing_in_the_name_of_another(labelled: Buffer, login: Login) -> None:

@@ -83,9 +83,10 @@ COMMENT ON FUNCTION rft.refuse_annotation_change() IS 'Trigger: annotations do n
 CREATE TRIGGER annotation_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.annotation
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_annotation_change();
 
--- session_user, because within a SECURITY DEFINER function current_user is the owner for everybody.
+-- session_user, because within a SECURITY DEFINER function current_user is the owner for everybody. Row security calls these functions with the
+-- session's settings, so each sets its search path: an account's temporary view pg_roles would decide what the account may see.
 CREATE FUNCTION rft.may_judge() RETURNS boolean
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT pg_has_role(session_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'rft'), 'MEMBER')
         OR EXISTS (SELECT FROM pg_roles WHERE rolname = 'rft_worker' AND pg_has_role(session_user, oid, 'MEMBER'))
@@ -94,7 +95,7 @@ COMMENT ON FUNCTION rft.may_judge() IS 'Returns whether the session''s account h
 
 -- Blind kinds. Views of annotations have security_invoker, and functions read them with their caller's rights, so that none shows what this hides.
 CREATE FUNCTION rft.blind_kinds() RETURNS text[]
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(array_agg(k.kind), '{}') FROM rft.label_kind k
     WHERE k.blind AND k.version = (SELECT max(n.version) FROM rft.label_kind n WHERE n.kind = k.kind)
@@ -102,14 +103,16 @@ $$;
 COMMENT ON FUNCTION rft.blind_kinds() IS 'Returns the kinds whose newest version is blind.';
 
 -- Runs with the owner's rights, because the policy of rft.annotation would otherwise call itself. It tells an account about its own rows alone.
--- Every role may execute it, as the policy does. No setting is read.
+-- Every role may execute it, as the policy does. No setting is read. Rows of the running transaction do not count: it may still be rolled back, and then
+-- nobody would know that the account has seen the others'. What was undone or superseded since counts, since it stays, and agreement uses the first one.
 CREATE FUNCTION rft.has_annotated(of_kind text, of_target bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM rft.annotation a
-                   WHERE a.target_id = of_target AND a.kind = of_kind AND a.session_user_name = session_user AND NOT a.retracted)
+                   WHERE a.target_id = of_target AND a.kind = of_kind AND a.session_user_name = session_user AND NOT a.retracted
+                   AND a.made_at < transaction_timestamp())
 $$;
-COMMENT ON FUNCTION rft.has_annotated(text, bigint) IS 'Returns whether the session''s account has annotated a target. Owner''s rights, for row security.';
+COMMENT ON FUNCTION rft.has_annotated(text, bigint) IS 'Returns whether the session''s account has annotated a target, in an earlier transaction. Owner''s rights, for row security.';
 
 ALTER TABLE rft.annotation ENABLE ROW LEVEL SECURITY;
 CREATE POLICY annotation_read ON rft.annotation FOR SELECT USING (
@@ -218,6 +221,10 @@ BEGIN
     IF undone.annotation_id IS NULL OR NOT (undone.session_user_name = session_user OR rft.may_judge()) THEN
         RAISE EXCEPTION 'annotation % does not exist, or another account wrote it', a.supersedes
             USING ERRCODE = 'insufficient_privilege', HINT = 'An account undoes its own annotations; rft_worker and the owner undo all.';
+    END IF;
+    IF rft.why_too_large(a) IS NOT NULL THEN
+        RAISE EXCEPTION 'the undo of annotation %: %', a.supersedes, rft.why_too_large(a)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Shorten it; nothing was stored.';
     END IF;
     PERFORM rft.lock_annotated((SELECT target FROM rft.label_kind WHERE kind = undone.kind AND version = undone.kind_version), undone.target_id);
     IF EXISTS (SELECT FROM rft.annotation WHERE supersedes = undone.annotation_id) THEN
