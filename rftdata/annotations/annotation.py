@@ -82,7 +82,8 @@ def annotate(
 
     Args:
         author, source: of annotations that name none.
-        skip_unchanged: store no annotation whose value and reason stand already, by the same author, account and source.
+        skip_unchanged: store no annotation whose value and reason stand already, by the same author; of several by one author about one target, only the
+            last one counts.
 
     Raises:
         QueryError: an unknown kind or target, a value that the kind does not accept, an account without the right; nothing is written.
@@ -128,12 +129,14 @@ def _write(
 ) -> AnnotationBatch:
     lock_targets(connection, [a.kind for a in annotations], [a.target_id for a in annotations])
     ids: dict[int, int] = {}
+    last = {_person(a): i for i, a in enumerate(annotations)} if skip_unchanged else {}
     if skip_unchanged:
         unchanged = fetch(connection, "unchanged_annotations", **_columns(annotations))
-        ids = {row["place"] - 1: row["annotation_id"] for row in unchanged}
+        ids = {row["place"] - 1: row["annotation_id"] for row in unchanged if row["place"] - 1 in last.values()}
     batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
     fetch(connection, "label_settings", author=author, reason="", source="set", label_batch_id=str(batch))
-    new = [i for i in range(len(annotations)) if i not in ids]
+    outdated = [i for i, a in enumerate(annotations) if last.get(_person(a), i) != i]
+    new = [i for i in range(len(annotations)) if i not in ids and i not in outdated]
     stored = fetch(connection, "annotate", **_columns([annotations[i] for i in new]))
     left, repeated = stored[::-1], list[int]()
     for i in new:
@@ -148,6 +151,7 @@ def _write(
         ids |= {i: first[annotations[i].key]["annotation_id"] for i in repeated}
         if not stored:
             batch = first[keys[0]]["label_batch_id"]
+    ids |= {i: ids[last[_person(annotations[i])]] for i in outdated}
     return AnnotationBatch(
         batch,
         tuple(ids[i] for i in range(len(annotations))),
@@ -155,6 +159,11 @@ def _write(
         num_repeated=len(repeated),
         num_unchanged=len(annotations) - len(new),
     )
+
+
+def _person(a: Annotation) -> tuple[object, ...]:
+    """Return what one annotation stands for: its kind and target, and who says it."""
+    return a.kind, a.target_id, a.author, a.source
 
 
 def _columns(annotations: Sequence[Annotation]) -> dict[str, list[Any]]:

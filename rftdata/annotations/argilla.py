@@ -12,7 +12,7 @@ from typing import Any
 
 from rftdata.annotations.annotation import Annotation
 from rftdata.annotations.exported import LeftOut, Target
-from rftdata.annotations.kinds import LabelKind
+from rftdata.annotations.kinds import LabelKind, refuse_other_target
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Row
 
@@ -77,7 +77,7 @@ def read_records(
     """Return the annotations of records; of suggestions only `with_judges`.
 
     Raises:
-        QueryError: a record without target_id, an answer to an unknown question, or of another shape.
+        QueryError: a record without target_id, an answer to an unknown question, of another shape, or about another target.
     """
     found = []
     for number, record in enumerate(records, 1):
@@ -85,24 +85,25 @@ def read_records(
         metadata = record.get("metadata")
         if not isinstance(metadata, Mapping) or not str(metadata.get("target_id", "")).isdigit():
             raise QueryError(f"{where} has no metadata.target_id", todo="export the records with rft label export")
-        target_id = int(metadata["target_id"])
+        target_id, target = int(metadata["target_id"]), metadata.get("target")
         people: dict[str | None, dict[str, Any]] = {}
         for question, answers in (record.get("responses") or {}).items():
             for answer in answers:
                 user = None if answer.get("user_id") is None else str(answer["user_id"])
                 people.setdefault(user, {})[question] = answer.get("value")
         for user, by_question in people.items():
-            values = _values(by_question, kinds, where)
+            values = _values(by_question, kinds, where, target)
             found += [Annotation(kind, target_id, value, author=user) for kind, value in values.items()]
         if with_judges:
-            found += _suggestions(record.get("suggestions") or {}, target_id, kinds, where)
+            found += _suggestions(record.get("suggestions") or {}, (target, target_id), kinds, where)
     return found
 
 
 def _suggestions(
-    suggestions: Mapping[str, Mapping[str, Any]], target_id: int, kinds: Mapping[str, LabelKind], where: str
+    suggestions: Mapping[str, Mapping[str, Any]], place: tuple[object, int], kinds: Mapping[str, LabelKind], where: str
 ) -> list[Annotation]:
-    values = _values({question: given.get("value") for question, given in suggestions.items()}, kinds, where)
+    target, target_id = place
+    values = _values({question: given.get("value") for question, given in suggestions.items()}, kinds, where, target)
     found = []
     for kind, value in values.items():
         given = next(given for question, given in suggestions.items() if question.partition(".")[0] == kind)
@@ -115,13 +116,14 @@ def _suggestions(
     return found
 
 
-def _values(answers: Mapping[str, Any], kinds: Mapping[str, LabelKind], where: str) -> dict[str, Any]:
+def _values(answers: Mapping[str, Any], kinds: Mapping[str, LabelKind], where: str, target: object) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for question, value in answers.items():
         name, _, part = question.partition(".")
         kind = kinds.get(name)
         if kind is None:
             raise QueryError(f"{where} answers {name}", allowed=", ".join(kinds), todo="define the kind first")
+        refuse_other_target(where, kind, target)
         try:
             match kind.type:
                 case "bool":

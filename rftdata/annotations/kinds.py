@@ -41,6 +41,24 @@ class LabelKind:
     version: int | None = None
 
 
+def refuse_other_target(where: str, kind: LabelKind, target: object) -> None:
+    """Refuse a label of a file that is about something else than its kind; ids of experiences and groups alone look alike.
+
+    Args:
+        target: what the file names; None if it names nothing.
+
+    Raises:
+        QueryError: with both.
+    """
+    if target is not None and target != kind.target:
+        raise QueryError(
+            f"{where} is about a target of the kind {target}, and labels of {kind.kind} are about another",
+            value=target,
+            allowed=kind.target,
+            todo="remove the label, or give it where such a target is shown; nothing was stored",
+        )
+
+
 def define_kinds(buffer: Buffer, kinds: Sequence[LabelKind], *, author: str) -> list[LabelKind]:
     """Define kinds, all or none; return those that got a new version. A definition that changes nothing adds none.
 

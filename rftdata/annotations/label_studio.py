@@ -14,7 +14,7 @@ from xml.sax.saxutils import quoteattr
 
 from rftdata.annotations.annotation import Annotation
 from rftdata.annotations.exported import LeftOut, Target, character_offset, utf16_offset
-from rftdata.annotations.kinds import LabelKind
+from rftdata.annotations.kinds import LabelKind, refuse_other_target
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Row
 
@@ -113,7 +113,7 @@ def read_tasks(
         texts: responses of experiences, in which spans are.
 
     Raises:
-        QueryError: a task without target_id, a result of an unknown kind or shape.
+        QueryError: a task without target_id, a result of an unknown kind or shape, or of one about another target.
     """
     found = []
     for number, task in enumerate(tasks, 1):
@@ -121,15 +121,15 @@ def read_tasks(
         data = task.get("data")
         if not isinstance(data, Mapping) or not str(data.get("target_id", "")).isdigit():
             raise QueryError(f"{where} has no data.target_id", todo="export the tasks with rft label export")
-        target_id = int(data["target_id"])
+        target_id, target = int(data["target_id"]), data.get("target")
         for given in task.get("annotations") or ():
             if not given.get("was_cancelled"):
                 about = {"author": _person(given.get("completed_by")), "seconds": given.get("lead_time")}
-                found += _annotations(given.get("result") or (), target_id, kinds, texts, where, about)
+                found += _annotations(given.get("result") or (), (target, target_id), kinds, texts, where, about)
         for given in (task.get("predictions") or ()) if with_judges else ():
             model = str(given.get("model_version") or "predictions")
             about = {"author": model, "source": "judge", "model": model, "confidence": given.get("score")}
-            found += _annotations(given.get("result") or (), target_id, kinds, texts, where, about)
+            found += _annotations(given.get("result") or (), (target, target_id), kinds, texts, where, about)
     return found
 
 
@@ -141,19 +141,21 @@ def _person(completed_by: Any) -> str | None:
 
 def _annotations(
     result: Sequence[Mapping[str, Any]],
-    target_id: int,
+    place: tuple[object, int],
     kinds: Mapping[str, LabelKind],
     texts: Mapping[int, str],
     where: str,
     about: Mapping[str, Any],
 ) -> list[Annotation]:
     """Return one annotation for each kind: several results of a kind are one value."""
+    target, target_id = place
     values: dict[str, Any] = {}
     for item in result:
         name, _, part = str(item.get("from_name")).partition(".")
         kind = kinds.get(name)
         if kind is None:
             raise QueryError(f"{where} has a result of {name}", allowed=", ".join(kinds), todo="define the kind first")
+        refuse_other_target(where, kind, target)
         try:
             _add(values, kind, part, item["value"], texts.get(target_id, ""), item.get("meta"))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -1,6 +1,6 @@
 """Tables of annotations: JSONL, CSV and Parquet, one annotation a row.
 
-The columns kind, target_id and value are needed; author, source, reason, confidence, seconds and model are optional, and others are ignored. In
+The columns kind, target_id and value are needed; author, source, reason, confidence, seconds, model and target are optional, and others are ignored. In
 JSONL a value is JSON; in CSV and Parquet it is JSON as a text, or the words themselves for a choice, a text or an edit.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from rftdata.annotations.annotation import Annotation, Source
-from rftdata.annotations.kinds import LabelKind
+from rftdata.annotations.kinds import LabelKind, refuse_other_target
 from rftdata.annotations.values import value_of_text
 from rftdata.errors import QueryError
 from rftdata.files.durable import draft_folder
@@ -67,6 +67,8 @@ def read_rows(file: Path, kinds: Mapping[str, LabelKind]) -> list[Annotation]:
                 todo="correct the row; nothing was stored",
             )
         kind = kinds.get(str(row["kind"]))
+        if kind is not None:
+            refuse_other_target(where, kind, row.get("target") or None)
         value = row["value"]
         if isinstance(value, str) and file.suffix not in (".jsonl", ".ndjson"):
             value = value_of_text(value, kind, f"the value of {where}")

@@ -35,16 +35,19 @@ ORDER BY n.place
 RETURNING annotation_id, supersedes, key;
 
 -- name: unchanged_annotations
--- Places, from 1, of annotations that stand already with this value and reason.
+-- Places, from 1, of annotations that stand already with this value and reason: by the same author, account and source, or, where there is none, of an
+-- import by the same author, whose labels an export may have written to the file.
 SELECT n.place, t.annotation_id
 FROM unnest(%(kinds)s::text[], %(target_ids)s::bigint[], %(json_values)s::jsonb[], %(authors)s::text[], %(sources)s::text[], %(words)s::text[])
      WITH ORDINALITY AS n (kind, target_id, value, author, source, reason, place)
 CROSS JOIN LATERAL (
-    SELECT a.annotation_id, a.value, a.reason FROM rft.annotation a
-    WHERE a.target_id = n.target_id AND a.kind = n.kind AND a.author = n.author AND a.session_user_name = session_user
-      AND a.source = n.source::rft.annotation_source
-    ORDER BY a.annotation_id DESC LIMIT 1) t
-WHERE t.value = n.value AND (t.reason IS NOT DISTINCT FROM n.reason OR t.reason LIKE 'undo of label batch %%');
+    SELECT a.annotation_id, a.value, a.reason, o.is_own FROM rft.annotation a
+    CROSS JOIN LATERAL (SELECT a.session_user_name = session_user AND a.source = n.source::rft.annotation_source AS is_own) o
+    WHERE a.target_id = n.target_id AND a.kind = n.kind AND a.author = n.author AND NOT a.retracted
+      AND (o.is_own OR n.source = 'import' AND a.source IN ('human', 'import', 'adjudication'))
+      AND NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
+    ORDER BY o.is_own DESC, a.value = n.value DESC, a.annotation_id DESC LIMIT 1) t
+WHERE t.value = n.value AND (NOT t.is_own OR t.reason IS NOT DISTINCT FROM n.reason OR t.reason LIKE 'undo of label batch %%');
 
 -- name: annotations_by_key (read)
 -- Annotations that this account stored under keys.

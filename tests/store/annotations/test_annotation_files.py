@@ -11,7 +11,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, labels
-from rftdata.annotations import Annotation, annotate, define_kinds, history, standing
+from rftdata.annotations import Annotation, AnnotationBatch, annotate, define_kinds, history, standing
 from rftdata.annotations.files import export_annotations, import_annotations
 from rftdata.errors import QueryError
 from tests.store.annotations.test_annotations import KINDS, VALUES
@@ -56,10 +56,21 @@ def rft(buffer: Buffer, *words: str) -> int:
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_exported_is_imported_as_one_batch_and_once(labelled: Buffer, tmp_path: Path, name: str) -> None:
     given = values()
-    annotate(labelled, [Annotation(kind, 1, value) for kind, value in given.items()], author="ada")
-    annotate(labelled, [Annotation("score", 1, 0.7)], author="bob")
+    batches = [
+        annotate(labelled, [Annotation(kind, 1, value) for kind, value in given.items()], author="ada"),
+        annotate(labelled, [Annotation("score", 1, 0.7)], author="bob"),
+    ]
     file = written(labelled, tmp_path, name)
-    if name.startswith("argilla"):  # its spans have no notes
+    # What a person says in this buffer does not stand a second time, as an import.
+    before = len(history(labelled))
+    num_unlike = int(name.startswith("argilla"))  # its spans have no notes
+    assert import_annotations(labelled, file, author="importer").num_unchanged == 11 - num_unlike
+    assert len(history(labelled)) == before + num_unlike
+    if num_unlike:
+        batches.append(AnnotationBatch(history(labelled)[0]["label_batch_id"], ()))
+    for batch in batches:
+        labels.undo(labelled, batch.label_batch_id, author="ada")
+    if num_unlike:
         given["marks"] = [{key: value for key, value in given["marks"][0].items() if key != "note"}]
     before = len(history(labelled))
     first = import_annotations(labelled, file, author="importer")
@@ -75,6 +86,28 @@ def test_what_is_exported_is_imported_as_one_batch_and_once(labelled: Buffer, tm
     labels.undo(labelled, first.label_batch_id, author="ada")
     assert "import" not in {row["source"] for row in standing(labelled)}
     assert import_annotations(labelled, file, author="importer").num_unchanged == 0
+
+
+def test_of_several_values_of_a_person_in_a_file_the_last_one_counts(labelled: Buffer, tmp_path: Path) -> None:
+    file = tmp_path / "twice.jsonl"
+    row = {"kind": "score", "target_id": 1, "author": "ada"}
+    file.write_text("".join(json.dumps(row | {"value": value}) + "\n" for value in (0.1, 0.9)))
+    first = import_annotations(labelled, file, author="importer")
+    assert first.annotation_ids[0] == first.annotation_ids[1] and stands(labelled) == {("score", "ada"): 0.9}
+    again = import_annotations(labelled, file, author="importer")
+    assert (again.num_superseded, len(history(labelled))) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "studio.json", "argilla.json"])
+def test_a_label_given_about_another_kind_of_target_is_refused(labelled: Buffer, tmp_path: Path, name: str) -> None:
+    annotate(labelled, [Annotation("score", 1, 0.5), Annotation("order", 1, VALUES["order"])], author="ada")
+    file = written(labelled, tmp_path, name)
+    whole = file.read_text()
+    # An answer about experience 1 where group 1 is shown.
+    file.write_text(whole.replace('"experience"', '"group"'))
+    with pytest.raises(QueryError, match="about a target of the kind group, and labels of score are about another"):
+        import_annotations(labelled, file, author="importer")
+    assert len(history(labelled)) == 2
 
 
 def test_answers_of_models_are_predictions_and_come_back_as_those_of_judges(labelled: Buffer, tmp_path: Path) -> None:
@@ -149,9 +182,9 @@ def test_the_verbs_annotate_show_undo_and_move(
     assert "verdict" in capsys.readouterr().out
     assert rft(labelled, "export", str(tmp_path / "a.csv"), "--kind", "verdict", "--run", "walks") == 0
     assert "1 annotations written" in capsys.readouterr().out
-    assert rft(labelled, "import", str(tmp_path / "a.csv"), "--author", "me") == 0
     assert rft(labelled, "undo", "--key", "k1") == 0
     assert "1 annotations undone" in capsys.readouterr().out
+    assert rft(labelled, "import", str(tmp_path / "a.csv"), "--author", "me") == 0
     assert rft(labelled, "undo", str(batch)) == 0
     assert [row["source"] for row in standing(labelled)] == ["import"]
     assert rft(labelled, "undo") == 2
