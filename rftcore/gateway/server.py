@@ -55,6 +55,7 @@ class Gateway:
                 lifespan="off",
                 ws="none",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -167,8 +168,15 @@ async def _complete(session: GatewaySession, headers: Mapping[str, str], receive
 
 
 async def _answered(answering: Answering, disconnected: asyncio.Future[Any]) -> Answered | None:
-    """Return what was sampled; None if the client has gone."""
-    await asyncio.wait((answering.task, disconnected), return_when=asyncio.FIRST_COMPLETED)
+    """Return what was sampled; None if the client has gone.
+
+    Raises:
+        ApiError: it failed, or the rollout has ended, the event loop with it.
+    """
+    try:
+        await asyncio.wait((answering.task, disconnected), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        raise session_closed() from None
     if disconnected.done():
         return None
     if answering.task.cancelled():
