@@ -17,6 +17,7 @@ from rftcore.studio.guards import Guards
 from rftcore.studio.live import LiveHints
 from rftcore.studio.pages import all_pages
 from rftcore.studio.rate_limits import RateLimit
+from rftcore.studio.readers import Readers
 from rftcore.studio.rendering import STATIC, Renderer
 from rftcore.studio.sessions import IDLE_S, Session, Sessions, SignInError
 from rftcore.studio.settings import StudioSettings
@@ -53,13 +54,18 @@ def build_studio(settings: StudioSettings, sessions: Sessions, live: LiveHints, 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         live.start()
-        yield
+        try:
+            yield
+        finally:
+            readers.close()
 
+    readers = Readers(sessions.studio_buffer)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     pages = all_pages()
     app.state.renderer = Renderer([page for page, _ in pages])
     app.state.sessions, app.state.settings, app.state.live = sessions, settings, live
     app.state.cookie_name = cookie_name
+    app.state.readers = readers
     app.state.sign_ins = RateLimit(5, 60.0)
     app.include_router(_router)
     for _, router in pages:

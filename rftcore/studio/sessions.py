@@ -69,6 +69,11 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._one_time: set[str] = set()
 
+    @property
+    def studio_buffer(self) -> Buffer:
+        """The buffer as the person who started the studio opened it."""
+        return self._buffer
+
     def one_time_token(self) -> str | None:
         """Return a new token that signs in the owner once; None if the studio is not personal."""
         if not self._is_personal:

@@ -13,6 +13,7 @@ from rftcore.studio.translations import translate
 
 if TYPE_CHECKING:
     from rftcore.studio.live import LiveHints
+    from rftcore.studio.readers import Readers
     from rftcore.studio.rendering import Renderer
     from rftdata.buffer import Buffer
 
@@ -27,6 +28,7 @@ class VisitOf:
         live: tells open pages of changes.
         language: of the reader.
         path: of the request, to mark the page in the navigation.
+        readers: connections for SQL that people write.
     """
 
     session: Session
@@ -34,6 +36,7 @@ class VisitOf:
     live: LiveHints
     language: str
     path: str
+    readers: Readers
 
     @property
     def buffer(self) -> Buffer:
@@ -63,7 +66,12 @@ def visit_of(request: Request) -> VisitOf:
     """Return the visit of a request that `guards` let pass."""
     state = request.app.state
     return VisitOf(
-        request.state.session, state.renderer, state.live, state.renderer.language_of(request), request.url.path
+        request.state.session,
+        state.renderer,
+        state.live,
+        state.renderer.language_of(request),
+        request.url.path,
+        state.readers,
     )
 
 

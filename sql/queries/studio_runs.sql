@@ -1,4 +1,4 @@
--- name: studio_runs (read)
+-- name: studio_run_page (read)
 -- A page of runs, newest first, from before a run on.
 SELECT r.run_id, r.name, r.mode::text AS mode, r.status::text AS status, r.outcome, r.planned_steps, r.created_at,
        r.config #>> '{model,path}' AS model, r.config #>> '{algorithm,name}' AS algorithm, p.name AS parent, r.config ? 'import' AS is_imported,

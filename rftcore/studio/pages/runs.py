@@ -59,7 +59,7 @@ def curve(visit: Visit, id: Ids, of: str = curves.REWARD, smooth: int = 1) -> Re
 
 
 def _runs(visit: VisitOf, before: int | None, name: str) -> dict[str, Any]:
-    rows = visit.fetch("studio_runs", before=before, name=name.strip() or None, limit=_ON_A_PAGE + 1)
+    rows = visit.fetch("studio_run_page", before=before, name=name.strip() or None, limit=_ON_A_PAGE + 1)
     more = rows[_ON_A_PAGE - 1]["run_id"] if len(rows) > _ON_A_PAGE else None
     return {"runs": rows[:_ON_A_PAGE], "more": more, "before": before, "name": name}
 

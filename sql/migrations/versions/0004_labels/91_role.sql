@@ -112,6 +112,8 @@ BEGIN
         GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
         -- A person's answer to a question.
         GRANT UPDATE (answer) ON rft.review TO rft_labeler;
+        -- A query to keep; its account is not theirs to set.
+        GRANT INSERT (kind, name, query, author), UPDATE (removed_at) ON rft.saved_query TO rft_labeler;
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]), rft.begin_label_batches(integer),
             rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
             rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
