@@ -104,7 +104,7 @@ class Readers:
                 "the account that started the studio may not make the limited login with which it reads SQL of people",
                 todo="sign in with an account that holds rft_reader or rft_labeler alone",
             ) from error
-        return name, open_as(self._buffer, name, password, application="rft studio, SQL")
+        return name, open_as(self._buffer, name, password, application="rft studio, SQL", patience_s=2.0)
 
     def _drop_login(self) -> None:
         if self._login is not None:
