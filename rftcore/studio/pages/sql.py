@@ -9,9 +9,9 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import Response
 
 from rftcore.studio.page import Page
-from rftcore.studio.person_query import MAX_ROWS, run_query
 from rftcore.studio.visits import Visit
 from rftdata.query.catalogue import tables
+from rftdata.query.text_table import MAX_ROWS, run_query
 
 PAGE = Page("SQL", "/sql", order=100)
 router = APIRouter()

@@ -1,7 +1,7 @@
 """A query that a person writes, as a table of texts.
 
 The query stands inside a SELECT of ours, so that PostgreSQL accepts one statement that reads and nothing else. Values are cut on the server: neither many
-rows nor long values fill the memory of the studio.
+rows nor long values fill the memory of the process.
 """
 
 from __future__ import annotations
