@@ -1,14 +1,14 @@
--- name: studio_search_path
+-- name: rft_search_path
 -- Names without a schema are those of rft, as in `rft sql`.
 SET LOCAL search_path TO rft, public;
 
--- name: studio_is_plain (read)
+-- name: is_plain_account (read)
 -- Whether an account can do nothing but read the buffer and label: no attribute, and no other role.
 SELECT NOT (r.rolsuper OR r.rolcreaterole OR r.rolcreatedb OR r.rolreplication OR r.rolbypassrls) AND NOT EXISTS (
     SELECT FROM pg_roles m WHERE pg_has_role(r.oid, m.oid, 'MEMBER') AND m.oid <> r.oid AND m.rolname NOT IN ('rft_reader', 'rft_labeler')) AS is_plain
 FROM pg_roles r WHERE r.rolname = session_user;
 
--- name: studio_expired_readers (read)
+-- name: expired_reader_logins (read)
 -- Logins of studios that ended without dropping them.
 SELECT rolname::text AS name FROM pg_roles WHERE starts_with(rolname, 'rft_studio_reader_') AND rolvaliduntil < rft.clock();
 
