@@ -25,3 +25,16 @@ ON CONFLICT (kind, name) WHERE removed_at IS NULL DO NOTHING;
 -- name: studio_remove_query
 -- Remove a saved query.
 UPDATE rft.saved_query SET removed_at = clock_timestamp() WHERE saved_query_id = %(saved_query_id)s AND removed_at IS NULL;
+
+-- name: studio_found (read)
+-- What a table of experiences shows of each.
+SELECT e.experience_id, e.group_id, r.run_id, r.name AS run, t.taskset, t.task_key, e.reward, e.reward_sampled, e.num_response_tokens, e.finish_reason,
+       e.source::text AS source, left(e.response, 400) AS response, rft.state(g.status, u.times_sampled, v.kept, g.trainable) AS state, v.stage
+FROM unnest(%(experience_ids)s::bigint[]) WITH ORDINALITY AS i (experience_id, place)
+JOIN rft.experience e USING (experience_id)
+JOIN rft.run r USING (run_id)
+JOIN rft.rollout_group g USING (group_id)
+LEFT JOIN rft.task t ON t.task_id = g.task_id
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = g.decided_by
+LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
+ORDER BY i.place;
