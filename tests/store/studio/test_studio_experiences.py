@@ -63,7 +63,7 @@ def test_what_is_no_condition_is_told_beside_its_field_and_kept(client: httpx.Cl
 
 def test_bars_count_what_they_lead_to(client: httpx.Client, studio_buffer: rftdata.Buffer) -> None:
     text = html.unescape(client.get("/experiences/histograms", params={"where": "finish_reason = 'stop'"}).text)
-    bars = re.findall(r'<a href="(/experiences\?[^"]+)" aria-label="([^"]+): (\d+)"', text)
+    bars = re.findall(r'<a href="(/experiences\?[^"]+)"><title>([^<]+): (\d+)<', text)
     assert [(label, int(count)) for _, label, count in bars[:3]] == [
         (f"{value:g}", len(ids(studio_buffer, f"reward = {value}"))) for value in (0.0, 0.5, 1.0)
     ]
