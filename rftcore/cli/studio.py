@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rftcore.cli.session import BufferOption, author, opened
+from rftdata.errors import EnvironmentMismatchError
+
+_PACKAGES = ("fastapi", "jinja2", "multipart", "uvicorn")
+
+
+def _check_packages() -> None:
+    """Refuse a Python without the packages of the extra.
+
+    Raises:
+        EnvironmentMismatchError: it names them and the command that installs them.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentMismatchError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed in {sys.prefix}",
+            todo="run `pip install 'rftdata[studio]'` (or the same with the path of the wheel)",
+        )
 
 
 def studio(
@@ -40,6 +59,7 @@ def studio(
     The address that it prints signs you in once. Other people sign in with their accounts of the database (`rft docs roles`). Press Enter for
     another address, Ctrl-C to stop.
     """
+    _check_packages()
     from rftcore.studio.settings import StudioSettings
 
     settings = StudioSettings(

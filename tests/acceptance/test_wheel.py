@@ -145,6 +145,13 @@ def test_the_wheel_carries_the_sql_the_pages_and_nothing_from_beside_the_package
         files = (path for path in (CHECKOUT / source).rglob("*") if path.is_file() and path.suffix != ".pyc")
         assert carried == {path.relative_to(CHECKOUT / source).as_posix() for path in files}
     assert {"rftcore/installation/overrides.txt", "rftcore/installation/constraints.txt"} <= set(names)
+    for folder in ("static", "templates", "translations"):
+        files = (
+            path
+            for path in (CHECKOUT / "rftcore" / "studio" / folder).rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        )
+        assert {path.relative_to(CHECKOUT).as_posix() for path in files} <= set(names)
 
 
 def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal) -> None:
@@ -154,6 +161,8 @@ def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal)
     output = base.output(f"python -I -W error {script} {CHECKOUT} {base.folder / 'first-buffer'}")
     assert output.strip() == "read back 2 experiences"
     assert "sql" in base.output("rft --help")
+    studio = base.run("rft studio")
+    assert studio.returncode == 1 and "pip install 'rftdata[studio]'" in studio.stderr
 
 
 def test_a_project_begins_and_links_lead_somewhere(base: Terminal) -> None:
