@@ -111,8 +111,8 @@ class ExplorerConfig(Section):
     max_environments: int | None = Field(
         None,
         ge=1,
-        description="Processes of environments that one explorer runs at a time; rollouts wait for a free one. By default 64 for each core,"
-        " and at most one for each 64 MiB of memory.",
+        description="Processes of environments, and programs of agents, that one explorer runs at a time; rollouts wait for a free one."
+        " By default 64 for each core, and at most one for each 64 MiB of memory.",
     )
     reward_timeout_s: float = Field(
         60.0,

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,27 @@ async def _result(
                 report = await _report(Program(argv, hosts.base_dir, given, text), session, end_s)
         if report.refused is not None:
             raise ConfigError("workflow_args.command cannot be started", value=argv, todo=report.refused)
-        try:
-            return await asyncio.to_thread(read_result, Path(given["RFT_RESULT"]), report)
-        except Exception as error:
-            if model.stop_reason is None or not model.turns:
-                raise
-            raise LimitReachedError(model.stop_reason, f"a limit of the rollout was reached: {error}") from error
+        file, limit = Path(given["RFT_RESULT"]), model.stop_reason if model.turns else None
+        if limit is None:
+            return await asyncio.to_thread(read_result, file, report)
+        return await asyncio.to_thread(_after_limit, file, report, limit)
     finally:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+
+
+def _after_limit(file: Path, report: Report, limit: str) -> ProgramResult:
+    """Return the result of a program that a limit of the rollout has stopped, however it ended.
+
+    Raises:
+        LimitReachedError: it has no reward.
+    """
+    try:
+        result = read_result(file, replace(report, code=0))
+    except Exception as error:
+        raise LimitReachedError(limit, f"a limit of the rollout was reached: {error}") from error
+    if result.reward is None:
+        raise LimitReachedError(limit, "a limit of the rollout was reached, and the program reported no reward")
+    return result
 
 
 async def _report(program: Program, session: GatewaySession, end_s: float) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,18 @@ def loop_for_ever(task: dict[str, Any]) -> None:
             client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "a"}])
         except Exception:  # noqa: BLE001 - as careless programs do
             time.sleep(0.05)
+
+
+def keep_a_reward(task: dict[str, Any]) -> None:
+    """Write a reward after each answer, until the endpoint refuses."""
+    client, reward = OpenAI(), 0.0
+    while True:
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "a"}])
+        reward += 0.5
+        with open(os.environ["RFT_RESULT"], "w") as file:
+            json.dump({"reward": reward}, file)
+        if reward == float(task["metadata"]["end"]):
+            os._exit(3)
 
 
 def leave_processes(task: dict[str, Any]) -> float:

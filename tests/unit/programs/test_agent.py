@@ -156,6 +156,17 @@ def test_a_limit_ends_a_program_that_does_not_end_and_keeps_the_rollout() -> Non
     assert len(found.sequences) == 2
 
 
+def test_after_a_limit_a_reward_that_was_reported_counts_however_the_program_ends() -> None:
+    task = replace(TASK, metadata={"end": "1.0"})
+    found, *_ = run("a", "b", function="./agents.py:keep_a_reward", task=task)
+    assert found.error == "the program ended with exit code 3"
+    endless = replace(TASK, metadata={"end": "9"})
+    code = f"import sys, json; sys.path.insert(0, {str(FOLDER)!r}); import agents; agents.keep_a_reward(json.load(sys.stdin))"
+    command = [sys.executable, "-c", code]
+    found, *_ = run("a", "b", command=command, task=endless, limits=Limits(max_turns=2))
+    assert (found.outcome, found.stop_reason, found.reward) == ("ok", "max_turns", 1.0)
+
+
 def test_a_program_that_takes_too_long_is_killed() -> None:
     begun = time.monotonic()
     found, *_ = run("42", function="./agents.py:wait", timeout_s=5.0)
