@@ -78,6 +78,7 @@ class PairwiseJudge(Judge, revision=1):
         rounds: int | None = Field(default=None, ge=1)
 
     behind = "parts"
+    suggested_types = frozenset({"number"})
 
     def __init__(self, config: PairwiseJudge.Config) -> None:
         allowed = [name for name in ROW_PLACEHOLDERS if name != "response"]
@@ -101,6 +102,12 @@ class PairwiseJudge(Judge, revision=1):
                 tallies[a].add(forth.value, 1.0 - back.value)
                 tallies[b].add(1.0 - forth.value, back.value)
         return self.judged([tally.judged() for tally in tallies])
+
+    def confidence(self, behind: str | None) -> float | None:
+        """Return the share of comparisons that the order of the answers did not decide."""
+        counts = json.loads(behind) if behind else {}
+        num_pairs = sum(counts.get(name, 0) for name in ("wins", "ties", "losses"))
+        return 1.0 - counts["swayed"] / num_pairs if num_pairs else None
 
     def _question(self, rows: Sequence[dict[str, Any]], first: int, second: int) -> Question:
         values = row_values(rows[first], self._template.names)

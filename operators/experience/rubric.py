@@ -92,6 +92,7 @@ class Rubric(Judge, revision=1):
             return criteria
 
     behind = "parts"
+    suggested_types = frozenset({"number", "rubric"})
     rowwise = True
 
     def __init__(self, config: Rubric.Config) -> None:

@@ -19,6 +19,7 @@ from rftcore.pipeline.created_groups import CreatedGroups
 from rftcore.pipeline.group_decisions import decide_groups
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy_endpoint import Policy
+from rftcore.pipeline.suggestions import Suggestions
 from rftcore.run.join import JoinedRun
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
@@ -64,6 +65,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     register_stages(buffer, chain)
     check_pipeline(run, chain.version)
     queue = SealedQueue(run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns)
+    suggestions = Suggestions(buffer, chain, config.model.path)
     created, patience, decided = CreatedGroups(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
 
     def store_aside(aside: SealedBatch) -> None:
@@ -97,8 +99,10 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 worker.wait(seconds)
                 continue
             patience.passed()
-            # Before the verdicts, because a worker killed in between creates the same groups again, and their receipts prevent copies.
+            # Before the verdicts, because a worker killed in between creates the same groups and suggestions again, and their receipts and keys
+            # prevent copies.
             verdicts.stages += created.store(verdicts.groups)
+            verdicts.stages += suggestions.store(verdicts.scores)
             committed = commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
             if committed.num_purged:
                 worker.progress["groups_purged"] = committed.num_purged + worker.progress.get("groups_purged", 0)

@@ -55,6 +55,12 @@ class JudgingReward:
             )
         if "column" in config.model_fields_set:
             raise ConfigError("a reward writes no column", value=config.column, todo="name its part with `as`")
+        if config.suggests is not None:
+            raise ConfigError(
+                "a reward suggests no labels",
+                value=config.suggests,
+                todo="use the stage of the same name in pipelines.experience",
+            )
         self._stage: Judge = self.stage(config)
         self._usage: UsageLedger = MemoryUsage()
         self._is_open = False

@@ -76,7 +76,7 @@ SELECT count(*) FILTER (WHERE session_user_name = session_user) AS mine, count(*
 
 -- name: studio_suggestions (read)
 -- What judges say about targets: suggestions to a person.
-SELECT target_id, value, model, confidence, reason FROM rft.v_annotation
+SELECT annotation_id, target_id, value, model, confidence, reason FROM rft.v_annotation
 WHERE kind = %(kind)s AND target_id = ANY (%(target_ids)s) AND source = 'judge' ORDER BY annotation_id;
 
 -- name: studio_annotations (read)

@@ -94,6 +94,7 @@ def answer(visit: Visit, kind: str, fields: FormFields) -> Response:
         shown["order"] = list_from(fields.get("shown", ""))
     elif fields.get("shown"):
         shown["suggestion"] = fields["shown"]
+        shown["suggestion_id"] = _suggestion_id(visit, kind, _integer(fields.get("item", "")), fields["shown"])
     annotation = Annotation(
         kind,
         _integer(fields.get("item", "")),
@@ -115,6 +116,13 @@ def undo(visit: Visit, kind: str, fields: FormFields) -> Response:
     labels.undo(visit.buffer, _integer(fields.get("label_batch_id", "")), author=visit.author)
     visit.live.hint()
     return JSONResponse({"kind": kind})
+
+
+def _suggestion_id(visit: VisitOf, kind: str, target_id: int, shown: str) -> int | None:
+    """Return the newest annotation of a judge with the value that was shown; None if it no longer stands."""
+    said = visit.fetch("studio_suggestions", kind=kind, target_ids=[target_id])
+    ids = [each["annotation_id"] for each in said if json.dumps(each["value"], ensure_ascii=False) == shown]
+    return ids[-1] if ids else None
 
 
 def _integer(text: str) -> int:

@@ -146,13 +146,14 @@ def test_parts_are_marked_with_the_arrow_keys(tab: Any, site: Site, studio_buffe
 def test_a_models_answer_is_a_suggestion(tab: Any, site: Site, studio_buffer: rftdata.Buffer) -> None:
     target = opened(tab, site, "tone")
     suggestion = Annotation("tone", target, "rude", model="judge-1", reason="It shouts.")
-    annotate(studio_buffer, [suggestion], author="judge", source="judge")
+    said = annotate(studio_buffer, [suggestion], author="judge", source="judge").annotation_ids
     opened(tab, site, "tone")
     assert "A model suggests: rude (judge-1)" in tab.locator("#queue .notice").inner_text()
     tab.keyboard.press("1")
     wait_until(lambda: len(standing(studio_buffer, kind="tone", target_id=target)) == 2)
     own = next(row for row in standing(studio_buffer, kind="tone", target_id=target) if row["source"] == "human")
     assert own["value"] == "friendly" and own["shown"]["suggestion"] == '"rude"'
+    assert own["shown"]["suggestion_id"] == said[0]
 
 
 def test_a_repeated_request_stores_nothing(site: Site, ada: str, studio_buffer: rftdata.Buffer) -> None:

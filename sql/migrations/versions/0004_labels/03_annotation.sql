@@ -394,8 +394,9 @@ BEGIN
     END IF;
     -- The setting that names the batch may have been changed within the statement.
     PERFORM rft.own_label_batch(b.label_batch_id) FROM (SELECT DISTINCT label_batch_id FROM new_rows) b;
+    -- What judges and rules say is a suggestion, which often comes from the chain that decides on the group.
     SELECT array_agg(DISTINCT n.group_id) INTO touched
-    FROM (SELECT DISTINCT group_id, kind, kind_version FROM new_rows WHERE group_id IS NOT NULL) n
+    FROM (SELECT DISTINCT group_id, kind, kind_version FROM new_rows WHERE group_id IS NOT NULL AND source NOT IN ('judge', 'rule')) n
     CROSS JOIN LATERAL (SELECT reopens FROM rft.label_kind WHERE kind = n.kind AND version = n.kind_version OFFSET 0) k
     CROSS JOIN LATERAL (SELECT run_id FROM rft.rollout_group WHERE group_id = n.group_id OFFSET 0) g
     CROSS JOIN LATERAL (SELECT pipeline_version FROM rft.run WHERE run_id = g.run_id OFFSET 0) r
@@ -410,6 +411,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.record_annotations() IS 'Trigger: reopens the groups of annotations whose kind reopens and is read by the chain of their run. Owner''s rights, to change groups.';
+COMMENT ON FUNCTION rft.record_annotations() IS 'Trigger: reopens the groups of annotations by people whose kind reopens and is read by the chain of their run. Owner''s rights, to change groups.';
 CREATE TRIGGER annotation_record AFTER INSERT ON rft.annotation REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.record_annotations();

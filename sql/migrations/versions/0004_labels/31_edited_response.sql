@@ -2,7 +2,7 @@
 
 CREATE TABLE rft.edited_response (
     experience_id bigint PRIMARY KEY,
-    annotation_id bigint NOT NULL UNIQUE REFERENCES rft.annotation
+    annotation_id bigint NOT NULL UNIQUE
 );
 COMMENT ON TABLE rft.edited_response IS 'An experience that renders an edit: a child of the experience that was edited. Written with the experience; an edit is rendered once.';
 COMMENT ON COLUMN rft.edited_response.experience_id IS 'The child.';

@@ -14,6 +14,7 @@ AS $$
         ('draw', 'experience_id', 'experience', 'experience_id'),
         ('draw', 'pair_id', 'preference_pair', 'pair_id'),
         ('edited_response', 'experience_id', 'experience', 'experience_id'),
+        ('edited_response', 'annotation_id', 'annotation', 'annotation_id'),
         ('evaluation_answer', 'evaluation_id', 'evaluation', 'evaluation_id'),
         ('evaluation_answer', 'task_id', 'task', 'task_id'),
         ('experience', 'run_id', 'run', 'run_id'),
