@@ -81,7 +81,7 @@ export async function send() {
   } catch (error) {
     if (error instanceof TypeError) tell(document.body.dataset.offline);
     setTimeout(send, pause);
-    pause = Math.min(2 * pause, 8000);
+    pause = Math.min(2 * pause, 4000);
   } finally {
     isSending = false;
   }

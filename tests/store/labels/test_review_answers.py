@@ -7,6 +7,7 @@ import pytest
 import rftdata
 from rftdata import labels, reviews
 from rftdata.errors import ConflictError, QueryError
+from rftdata.postgres.database import queries
 from tests.support import studio_run
 
 
@@ -31,6 +32,16 @@ def test_the_queue_is_walked_through_by_deadline(asked: rftdata.Buffer) -> None:
     place = reviews.QueuePlace(first["deadline"], first["review_id"])
     assert reviews.next_reviews(asked, 1, after=place)[0]["review_id"] == second["review_id"]
     assert reviews.next_reviews(asked, 1, run_id=999) == []
+
+
+def test_a_page_of_the_queue_sorts_nothing(asked: rftdata.Buffer) -> None:
+    first = reviews.next_reviews(asked, 1)[0]
+    values = {"after_deadline": first["deadline"], "after_id": first["review_id"], "run_id": None, "count": 4}
+    with asked.database.transaction() as connection:
+        connection.execute(queries()["plan_by_index"])
+        rows = connection.execute(f"EXPLAIN {queries()['next_reviews']}", values).fetchall()
+    plan = "\n".join(row["QUERY PLAN"] for row in rows)
+    assert "Index Scan using review_open" in plan and "Sort" not in plan, plan
 
 
 def test_an_answer_is_stored_once_and_withdrawn_with_its_reward(asked: rftdata.Buffer) -> None:

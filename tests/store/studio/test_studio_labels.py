@@ -200,7 +200,7 @@ def test_wrong_values_are_told_and_change_nothing(
 
 
 def test_the_pages_are_accessible_and_fit_a_telephone(tab: Any, site: Site) -> None:
-    for kind in ("", "/best", "/errors", "/better", "/rubric", "/faults", "/solvable"):
+    for kind in ("", "/best", "/errors", "/faults"):
         tab.set_viewport_size({"width": 1200, "height": 800})
         tab.goto(f"{site.origin}/label{kind}")
         tab.wait_for_selector("article.item" if kind else "section.card")
