@@ -30,7 +30,7 @@ def experiences_page(
     queries = visit.fetch("studio_saved_queries", kind="condition")
     chosen = next((row for row in queries if str(row["saved_query_id"]) == saved), None)
     where = (chosen["query"] if chosen else where).strip()
-    run_id = int(run) if run.isdigit() else None
+    run_id = int(run) if run.isdecimal() else None
     ids, problem = [], None
     try:
         ids = visit.readers.read(
@@ -60,7 +60,7 @@ def experiences_page(
 @router.get("/experiences/histograms")
 def histogram_part(visit: Visit, request: Request, where: str = "", run: str = "") -> Response:
     """Return histograms of the newest experiences that match."""
-    run_id = int(run) if run.isdigit() else None
+    run_id = int(run) if run.isdecimal() else None
     count, found = visit.readers.read(
         request, visit.session, lambda connection: histograms(connection, where or _ALL, run_id)
     )
@@ -127,7 +127,7 @@ def undo(visit: Visit, label_batch_id: Annotated[int, Form()]) -> Response:
 
 
 def _selection(visit: VisitOf, request: Request, where: str, run: str) -> Selection:
-    run_id = int(run) if run.isdigit() else None
+    run_id = int(run) if run.isdecimal() else None
     return visit.readers.read(
         request, visit.session, lambda connection: select_all(connection, where.strip() or _ALL, run_id)
     )

@@ -16,7 +16,7 @@ _ON_A_PAGE = 20
 @router.get("/pairs")
 def pairs_page(visit: Visit, run: str = "", before: int | None = None) -> Response:
     """Show pairs, newest first."""
-    run_id = int(run) if run.isdigit() else None
+    run_id = int(run) if run.isdecimal() else None
     ids = [row["pair_id"] for row in visit.fetch("studio_pair_ids", run_id=run_id, before=before, limit=_ON_A_PAGE + 1)]
     return visit.render(
         "pairs.html",
