@@ -14,6 +14,7 @@ from rftcore.studio.visits import visit_of
 from rftdata.errors import (
     ArchivedError,
     BufferUnavailableError,
+    ConfigError,
     ConflictError,
     PurgedError,
     QueryError,
@@ -27,6 +28,7 @@ _STATUS: dict[type[RftError], int] = {
     PurgedError: 410,
     ArchivedError: 410,
     QueryError: 422,
+    ConfigError: 422,
 }
 
 
