@@ -9,6 +9,7 @@ from typing import Any
 from rftcore.checks.algorithm import check_steps
 from rftcore.checks.selections import planned_steps, select_source
 from rftcore.config.run import RunConfig
+from rftcore.pipeline.suggestions import check_suggestions
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata.annotations.kinds import define_kinds
@@ -16,6 +17,7 @@ from rftdata.attempts.run_models import record_models
 from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
+from rftdata.pipeline.label_columns import check_kinds
 from rftdata.run import Run
 from rftdata.uri import redacted
 
@@ -123,11 +125,13 @@ def prepare_at_step(
 
 def _load(resolved: ResolvedRun, buffer: Buffer, report: Callable[[str], object]) -> None:
     checked_formula(buffer.database, resolved.config.sampling.priority.formula)
-    _ = resolved.experience_chain  # is built before tasks are stored
+    _ = resolved.experience_chain  # is built before anything is stored
     kinds = [kind.definition for kind in resolved.config.labels.kinds]
     for made in define_kinds(buffer, kinds, author=f"run {resolved.config.run.name}"):
         what = "is new" if made.version == 1 else f"was changed: people label with version {made.version} from now on"
         report(f"the kind of label {made.kind} {what}")
+    check_kinds(buffer.database, resolved.experience_chain.label_kinds)
+    check_suggestions(buffer, resolved.experience_chain)
     load_tasks(resolved, buffer)
 
 

@@ -18,6 +18,21 @@ from rftdata.pipeline.records import StageRun
 from rftdata.pipeline.scores import StageScores
 
 
+def check_suggestions(buffer: Buffer, chain: Chain) -> dict[str, tuple[Stage, LabelKind]]:
+    """Return the stages that suggest labels, each with its kind, by the key of their scores.
+
+    Raises:
+        ConfigError: a judge suggests a kind that does not exist, is not about experiences, or has a type that it cannot suggest.
+    """
+    suggesting = {
+        stage.score_key: (stage, stage.operator.config.suggests)
+        for stage in chain.stages
+        if isinstance(stage.operator, Judge) and stage.operator.config.suggests is not None
+    }
+    known = {kind.kind: kind for kind in kinds(buffer)} if suggesting else {}
+    return {key: (stage, _kind(stage, name, known)) for key, (stage, name) in suggesting.items()}
+
+
 class Suggestions:
     """Stores what the judges of a chain suggest.
 
@@ -25,18 +40,12 @@ class Suggestions:
         policy: name of the policy, for judges that ask it.
 
     Raises:
-        ConfigError: a judge suggests a kind that does not exist, is not about experiences, or has a type that it cannot suggest.
+        ConfigError: see `check_suggestions`.
     """
 
     def __init__(self, buffer: Buffer, chain: Chain, policy: str) -> None:
         self._buffer, self._policy = buffer, policy
-        suggesting = {
-            stage.score_key: (stage, stage.operator.config.suggests)
-            for stage in chain.stages
-            if isinstance(stage.operator, Judge) and stage.operator.config.suggests is not None
-        }
-        known = {kind.kind: kind for kind in kinds(buffer)} if suggesting else {}
-        self._stages = {key: (stage, _kind(stage, name, known)) for key, (stage, name) in suggesting.items()}
+        self._stages = check_suggestions(buffer, chain)
 
     def store(self, scores: Sequence[StageScores]) -> list[StageRun]:
         """Store what new scores suggest. A suggestion that is refused is returned as an error, and the others are stored."""

@@ -11,7 +11,7 @@ from rftcore.cli import run_command
 from rftcore.launch.preparation import prepare_run
 from rftdata import Buffer
 from rftdata.annotations import kinds
-from rftdata.errors import RftError
+from rftdata.errors import ConfigError, RftError
 from tests.store.launch.test_preparation import resolved
 
 YAML = """
@@ -85,3 +85,14 @@ def test_a_run_defines_the_kinds_of_its_configuration_and_says_what_is_new(buffe
     with pytest.raises(RftError, match="must have at least 2 choices"):
         prepare_run(resolved(labels=labels, run={"name": "three"}), buffer)
     assert [run.name for run in buffer.runs()] == ["two", "sums"]
+
+
+@pytest.mark.usefixtures("beside_a_model")
+def test_a_run_whose_stages_read_or_suggest_an_unknown_kind_is_not_created(buffer: Buffer) -> None:
+    Path("sums.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    judge = {"endpoint": {"url": "http://localhost/v1", "model": "m"}, "suggests": "quality"}
+    for stage in ({"threshold": {"column": "label_helpfull.mean", "min": 1}}, {"llm_judge": judge}):
+        labels = {"kinds": [{"kind": "helpful", "type": "bool"}]}
+        with pytest.raises(ConfigError, match=r"kind of label.*allowed: helpful"):
+            prepare_run(resolved(labels=labels, pipelines={"experience": [stage]}), buffer)
+    assert buffer.runs() == []
