@@ -11,9 +11,10 @@ from typing import Any
 import jinja2
 from fastapi import Request
 
+from rftcore.studio.differences import difference
 from rftcore.studio.formats import FORMATS, number
 from rftcore.studio.page import Page
-from rftcore.studio.texts import difference, exact, finalized, heat_class, shown
+from rftcore.studio.texts import exact, finalized, heat_class, shown
 from rftcore.studio.translations import COOKIE, LANGUAGES, chosen_language, translate
 
 HERE = Path(__file__).parent

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from rftcore.reporting.visible_text import visible
-
-_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
-_MOST_COMPARED = 20_000  # words of a text; a comparison takes quadratic time
 
 
 def finalized(value: Any) -> Any:
@@ -40,23 +35,6 @@ def shown(text: str) -> Markup:
             escape(seen) if seen == character or character == "\t" else f'<span class="control">{escape(seen)}</span>'
         )
     return Markup("".join(parts))
-
-
-def difference(old: str, new: str) -> list[tuple[str, str]]:
-    """Return the pieces of two texts in order: ("same" | "deleted" | "inserted", text)."""
-    before, after = _WORDS.findall(old), _WORDS.findall(new)
-    if max(len(before), len(after)) > _MOST_COMPARED:
-        before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    pieces: list[tuple[str, str]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if kind == "equal":
-            pieces.append(("same", "".join(before[a:b])))
-            continue
-        if b > a:
-            pieces.append(("deleted", "".join(before[a:b])))
-        if d > c:
-            pieces.append(("inserted", "".join(after[c:d])))
-    return pieces
 
 
 def heat_class(logprob: float | None) -> str:

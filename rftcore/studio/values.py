@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rftcore.studio.numbers import number_from
+from rftcore.studio.numbers import number_from, whole_from
 from rftdata.annotations import LabelKind
 from rftdata.errors import QueryError
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Fields = Mapping[str, str]
 
@@ -58,7 +60,7 @@ def _rubric(kind: LabelKind, fields: Fields) -> dict[str, float]:
 
 def _turns(_: LabelKind, fields: Fields) -> list[dict[str, Any]]:
     given = {name.removeprefix("turn."): value for name, value in fields.items() if name.startswith("turn.") and value}
-    return [{"turn": int(turn), "value": number_from(value)} for turn, value in given.items()]
+    return [{"turn": whole_from(turn), "value": number_from(value)} for turn, value in given.items()]
 
 
 def _ranking(_: LabelKind, fields: Fields) -> dict[str, list[list[int]]]:
@@ -67,7 +69,7 @@ def _ranking(_: LabelKind, fields: Fields) -> dict[str, list[list[int]]]:
     try:
         return {
             "order": [
-                [int(shown[ord(letter) - ord("A")]) for letter in tie] for tie in list_from(_field(fields, "order"))
+                [int(shown[_LETTERS.index(letter)]) for letter in tie] for tie in list_from(_field(fields, "order"))
             ]
         }
     except (IndexError, TypeError, ValueError, KeyError) as error:
@@ -93,7 +95,7 @@ def list_from(text: str) -> list[Any]:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QueryError("a field of the form is damaged", value=text[:100], todo="load the page again") from error
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from rftcore.studio.chats import chat_parts
 from rftcore.studio.failures import NotFoundError
-from rftcore.studio.numbers import number_from
+from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.tokens import MOST_TOKENS, decoder_of, heat_tokens
 from rftcore.studio.visits import Visit, VisitOf
@@ -61,10 +61,8 @@ def set_reward(
     reason: Annotated[str, Form(max_length=_LONGEST_REASON)] = "",
 ) -> Response:
     """Set the reward of an experience, or of one of its turns."""
-    label = labels.RewardLabel(
-        experience_id, number_from(reward), reason=reason.strip() or None, turn=int(turn) if turn else None
-    )
-    batch = reviews.set_seen_reward(visit.buffer, label, int(seen) if seen else None, author=visit.author)
+    label = labels.RewardLabel(experience_id, number_from(reward), reason=reason.strip() or None, turn=whole_from(turn))
+    batch = reviews.set_seen_reward(visit.buffer, label, whole_from(seen), author=visit.author)
     visit.live.hint()
     return JSONResponse({"label_batch_id": batch})
 

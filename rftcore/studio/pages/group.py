@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from rftcore.studio.chats import chat_parts
+from rftcore.studio.differences import difference
 from rftcore.studio.failures import NotFoundError
 from rftcore.studio.page import Page
-from rftcore.studio.texts import difference
 from rftcore.studio.visits import Visit
 from rftdata.errors import QueryError
 from rftdata.reports.stored_rollouts import stored_group

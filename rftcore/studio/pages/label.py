@@ -16,14 +16,13 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rftcore.studio.chats import chat_parts
 from rftcore.studio.failures import NotFoundError
-from rftcore.studio.numbers import number_from
+from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.tokens import HeatToken, decoder_of, heat_tokens
 from rftcore.studio.values import list_from, value_from
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import labels
 from rftdata.annotations import Annotation, LabelKind, annotate, kinds
-from rftdata.errors import QueryError
 from rftdata.reports.stored_rollouts import stored_experience
 
 PAGE = Page("Label", "/label", order=20)
@@ -70,7 +69,9 @@ def label_page(visit: Visit, kind: str, run: str = "") -> Response:
 @router.get("/label/{kind}/items")
 def label_items(visit: Visit, kind: str, count: int = 3, cursor: str = "", run: str = "") -> Response:
     """Return the next items of the queue after one."""
-    return _items(visit, _kind(visit, kind), _integer(cursor), min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run))
+    return _items(
+        visit, _kind(visit, kind), whole_from(cursor) or 0, min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run)
+    )
 
 
 @router.get("/label/{kind}/item/{target_id}")
@@ -94,15 +95,15 @@ def answer(visit: Visit, kind: str, fields: FormFields) -> Response:
         shown["order"] = list_from(fields.get("shown", ""))
     elif fields.get("shown"):
         shown["suggestion"] = fields["shown"]
-        shown["suggestion_id"] = _suggestion_id(visit, kind, _integer(fields.get("item", "")), fields["shown"])
+        shown["suggestion_id"] = _suggestion_id(visit, kind, whole_from(fields.get("item", "")) or 0, fields["shown"])
     annotation = Annotation(
         kind,
-        _integer(fields.get("item", "")),
+        whole_from(fields.get("item", "")) or 0,
         value_from(found, fields),
         reason=fields.get("reason", "").strip() or None,
         seconds=number_from(fields["seconds"]) if fields.get("seconds") else None,
         shown=shown,
-        kind_version=_integer(fields["version"]) if fields.get("version") else None,
+        kind_version=whole_from(fields.get("version", "")),
         key=fields.get("key") or None,
     )
     batch = annotate(visit.buffer, [annotation], author=visit.author)
@@ -113,7 +114,7 @@ def answer(visit: Visit, kind: str, fields: FormFields) -> Response:
 @router.post("/label/{kind}/undo")
 def undo(visit: Visit, kind: str, fields: FormFields) -> Response:
     """Undo a label of this account."""
-    labels.undo(visit.buffer, _integer(fields.get("label_batch_id", "")), author=visit.author)
+    labels.undo(visit.buffer, whole_from(fields.get("label_batch_id", "")) or 0, author=visit.author)
     visit.live.hint()
     return JSONResponse({"kind": kind})
 
@@ -123,15 +124,6 @@ def _suggestion_id(visit: VisitOf, kind: str, target_id: int, shown: str) -> int
     said = visit.fetch("studio_suggestions", kind=kind, target_ids=[target_id])
     ids = [each["annotation_id"] for each in said if json.dumps(each["value"], ensure_ascii=False) == shown]
     return ids[-1] if ids else None
-
-
-def _integer(text: str) -> int:
-    if not text:
-        return 0
-    try:
-        return int(text)
-    except ValueError as error:
-        raise QueryError("this is not a whole number", value=text[:100], todo="load the page again") from error
 
 
 def _run_id(visit: VisitOf, run: str) -> int | None:

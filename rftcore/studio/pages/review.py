@@ -13,7 +13,7 @@ from fastapi import APIRouter, Form
 from fastapi.responses import JSONResponse, Response
 
 from rftcore.studio.chats import chat_parts
-from rftcore.studio.numbers import number_from
+from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import reviews
@@ -67,7 +67,7 @@ def answer(
         choice="drop" if choice == "drop" else "pass",
         reward=number_from(reward) if reward.strip() else None,
         reason=reason.strip() or None,
-        seen_label_id=int(seen) if seen else None,
+        seen_label_id=whole_from(seen),
     )
     receipt = reviews.answer(visit.buffer, given, author=visit.author)
     visit.live.hint()
@@ -77,7 +77,7 @@ def answer(
 @router.post("/review/undo")
 def undo(visit: Visit, item: Annotated[int, Form()], label_batch_id: Annotated[str, Form()] = "") -> Response:
     """Withdraw one's own answer."""
-    receipt = reviews.AnswerReceipt(item, int(label_batch_id) if label_batch_id else None)
+    receipt = reviews.AnswerReceipt(item, whole_from(label_batch_id))
     reviews.withdraw(visit.buffer, receipt, author=visit.author)
     visit.live.hint()
     return JSONResponse({})

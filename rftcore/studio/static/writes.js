@@ -1,9 +1,11 @@
 // Writes that survive a lost connection, a restarted studio and a reload: they wait in the tab's storage and are sent one after another.
-// The server recognises a write that it has stored before, so sending one twice does no harm.
+// The server recognises a write that it has stored before, so sending one twice does no harm. What waits belongs to the account that wrote it: another
+// account that signs in in the tab neither sends nor sees it.
 import { problem } from "./problems.js";
 
-const STORE = "rft-studio-writes";
-const RECEIPTS = "rft-studio-receipts";
+const STORE = `rft-studio-writes ${document.body.dataset.account}`;
+const RECEIPTS = `rft-studio-receipts ${document.body.dataset.account}`;
+const AGAIN = new Set([401, 403, 502, 503, 504]); // signed out, a page older than the session, or nobody to answer
 let waiting = JSON.parse(sessionStorage.getItem(STORE) || "[]");
 let receipts = JSON.parse(sessionStorage.getItem(RECEIPTS) || "[]"); // [key, answer] of the newest stored writes
 let isSending = false;
@@ -65,7 +67,7 @@ export async function send() {
     while (waiting.length) {
       const current = waiting[0];
       const { status, body } = await attempt(current);
-      if (status === 401 || status === 403 || status >= 500) {
+      if (AGAIN.has(status)) {
         tell(body.problem);
         throw new Error(String(status));
       }

@@ -34,7 +34,11 @@ def shown(tab: Any) -> int:
 def stored(tab: Any, buffer: rftdata.Buffer, kind: str, target: int) -> Any:
     """Wait until the page has sent everything; return the value that stands."""
     tab.locator(f"#queue article:not([data-item-id='{target}'])").wait_for()
-    wait_until(lambda: tab.evaluate("(sessionStorage.getItem('rft-studio-writes') || '[]') === '[]'"))
+    wait_until(
+        lambda: tab.evaluate(
+            "Object.entries(sessionStorage).every(([key, text]) => !key.startsWith('rft-studio-writes') || text === '[]')"
+        )
+    )
     rows = standing(buffer, kind=kind, target_id=target)
     assert len(rows) == 1 and rows[0]["session_user_name"] == "studio_ada" and rows[0]["seconds"] >= 0
     return rows[0]["value"]

@@ -32,7 +32,11 @@ def answered(buffer: rftdata.Buffer) -> int:
 
 
 def settled(page: Any) -> bool:
-    return bool(page.evaluate("(sessionStorage.getItem('rft-studio-writes') || '[]') === '[]'"))
+    return bool(
+        page.evaluate(
+            "Object.entries(sessionStorage).every(([key, text]) => !key.startsWith('rft-studio-writes') || text === '[]')"
+        )
+    )
 
 
 @pytest.fixture

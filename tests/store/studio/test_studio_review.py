@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rftdata
-from tests.support.browsers import violations
-from tests.support.studio_site import Site
+from tests.support.browsers import PATIENCE_MS, violations
+from tests.support.studio_site import PASSWORD, Site
 from tests.support.waiting import wait_until
 
 
@@ -34,7 +34,11 @@ def press(page: Any, key: str) -> None:
 
 def settled(page: Any) -> None:
     """Wait until nothing waits to be sent."""
-    wait_until(lambda: page.evaluate("(sessionStorage.getItem('rft-studio-writes') || '[]') === '[]'"))
+    wait_until(
+        lambda: page.evaluate(
+            "Object.entries(sessionStorage).every(([key, text]) => !key.startsWith('rft-studio-writes') || text === '[]')"
+        )
+    )
 
 
 def state(buffer: rftdata.Buffer, experience: int) -> tuple[float, str | None]:
@@ -91,6 +95,44 @@ def test_undo_and_redo_work_over_several_items(page: Any, studio_buffer: rftdata
     press(page, "U")
     settled(page)
     assert state(studio_buffer, first)[1] == "pass" and state(studio_buffer, second)[1] == "drop"
+
+
+def test_what_waits_in_a_tab_is_sent_by_the_account_that_wrote_it_alone(
+    browser: Any, site: Site, studio_buffer: rftdata.Buffer, ada: str, bob: str
+) -> None:
+    def sign_in(name: str) -> None:
+        page.goto(site.origin)
+        page.get_by_label("Name").fill(name)
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_selector("article.item")
+
+    def answers() -> list[str]:
+        query = "SELECT DISTINCT ON (experience_id) session_user_name AS account FROM rft.label WHERE label_id > %s ORDER BY experience_id, label_id"
+        return [str(name) for name in studio_buffer.sql(query, [newest])["account"].to_pylist()]
+
+    newest = studio_buffer.sql("SELECT coalesce(max(label_id), 0) AS n FROM rft.label")["n"][0].as_py()
+    context = browser.new_context(locale="en")
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("dialog", lambda dialog: dialog.accept())
+    sign_in(ada)
+    context.route("**/review/answer", lambda route: route.abort())
+    first = page.locator("article.item").get_attribute("data-item-id")
+    page.keyboard.press("0")
+    page.locator("#state", has_text="not stored yet: 1").wait_for()
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/sign-in*")
+    context.unroute("**/review/answer")
+    sign_in(bob)
+    assert page.locator("article.item").get_attribute("data-item-id") == first, "it is open for bob"
+    page.wait_for_timeout(500)
+    assert answers() == []
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/sign-in*")
+    sign_in(ada)
+    wait_until(lambda: answers() == [ada])
+    context.close()
 
 
 def test_a_skipped_item_comes_again_at_the_end(page: Any, studio_buffer: rftdata.Buffer) -> None:

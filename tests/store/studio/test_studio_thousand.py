@@ -25,7 +25,11 @@ def test_labels_in_a_row_are_all_stored_once(browser: Any, buffer: rftdata.Buffe
             item = page.locator("#queue article").get_attribute("data-item-id")
             page.keyboard.press("1" if i % 2 else "0")
             page.locator(f"#queue article:not([data-item-id='{item}'])").wait_for()
-        wait_until(lambda: page.evaluate("(sessionStorage.getItem('rft-studio-writes') || '[]') === '[]'"))
+        wait_until(
+            lambda: page.evaluate(
+                "Object.entries(sessionStorage).every(([key, text]) => !key.startsWith('rft-studio-writes') || text === '[]')"
+            )
+        )
         page.close()
     answered = buffer.sql("SELECT count(*) AS n FROM rft.review WHERE answer IS NOT NULL AND author = 'olga'")
     twice = buffer.sql("SELECT experience_id FROM rft.label GROUP BY experience_id HAVING count(*) > 1")
