@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from rftcore.cli import run_command
@@ -57,8 +58,16 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def everything(extra: str) -> dict[str, str]:
-    """Return the distributions of an extra at versions that it accepts."""
-    return {one.name.replace("-", "_"): importlib.metadata.version(one.name) for one in requirements_of(extra)}
+    """Return the distributions of an extra, as pyproject.toml declares it, at versions that it accepts."""
+    found: dict[str, str] = {}
+    for line in tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]:
+        one = Requirement(line)
+        if one.name == "rftdata":
+            for further in one.extras:
+                found |= everything(further)
+        else:
+            found[one.name.replace("-", "_")] = importlib.metadata.version(one.name)
+    return found
 
 
 def findings() -> tuple[list[str], list[str]]:
