@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from rftdata.errors import ConfigError
 
 BENCHMARKS = {
+    "annotations": (
+        "buffer.annotations",
+        "Labels of every kind: batches, histories, pages and undo, with few and with many.",
+    ),
     "algorithms": ("runs.algorithms", "Held-out scores of algorithm presets with one budget of rollouts."),
     "archive": ("buffer.archive", "Archiving and restoring finished runs, beside a plain copy of the same bytes."),
     "buffer": ("buffer.throughput", "Durable writes and draws, beside other stores and the limits of this machine."),

@@ -41,9 +41,10 @@ SELECT n.place, t.annotation_id
 FROM unnest(%(kinds)s::text[], %(target_ids)s::bigint[], %(json_values)s::jsonb[], %(authors)s::text[], %(sources)s::text[], %(words)s::text[])
      WITH ORDINALITY AS n (kind, target_id, value, author, source, reason, place)
 CROSS JOIN LATERAL (
-    SELECT a.annotation_id, a.value, a.reason, o.is_own FROM rft.annotation a
+    SELECT a.annotation_id, a.value, a.reason, o.is_own
+    FROM (SELECT * FROM rft.annotation x WHERE x.target_id = n.target_id AND x.kind = n.kind OFFSET 0) a
     CROSS JOIN LATERAL (SELECT a.session_user_name = session_user AND a.source = n.source::rft.annotation_source AS is_own) o
-    WHERE a.target_id = n.target_id AND a.kind = n.kind AND a.author = n.author AND NOT a.retracted
+    WHERE a.author = n.author AND NOT a.retracted
       AND (o.is_own OR n.source = 'import' AND a.source IN ('human', 'import', 'adjudication'))
       AND NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
     ORDER BY o.is_own DESC, a.value = n.value DESC, a.annotation_id DESC LIMIT 1) t

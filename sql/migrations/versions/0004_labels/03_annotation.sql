@@ -35,7 +35,6 @@ CREATE TABLE rft.annotation (
 CREATE INDEX annotation_target ON rft.annotation (target_id, kind, annotation_id);
 CREATE INDEX annotation_group ON rft.annotation (group_id, annotation_id) WHERE group_id IS NOT NULL;
 CREATE INDEX annotation_batch ON rft.annotation (label_batch_id);
-CREATE INDEX annotation_kind ON rft.annotation (kind, annotation_id);
 -- One standing annotation per kind, target, author, account and source: a chain has one beginning and, by UNIQUE (supersedes), no branches.
 CREATE UNIQUE INDEX annotation_first ON rft.annotation (target_id, kind, source, session_user_name, author) WHERE supersedes IS NULL;
 CREATE UNIQUE INDEX annotation_key ON rft.annotation (session_user_name, key) WHERE key IS NOT NULL;
@@ -304,7 +303,7 @@ CREATE TRIGGER annotation_begin BEFORE INSERT ON rft.annotation FOR EACH STATEME
 -- account, except for an undo, which asks who may. The account is session_user; author and reason are names that the caller may choose. The batch
 -- of the setting is compared with the account again when the statement ends (rft.record_annotations). No role may execute it.
 CREATE FUNCTION rft.fill_annotation() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
 AS $$
 DECLARE
     k rft.label_kind;
@@ -351,9 +350,10 @@ BEGIN
         NEW.reason := coalesce(NEW.reason, nullif(current_setting('rft.reason', true), ''));
         NEW.undone_by := NULL; NEW.undone_session_user_name := NULL; NEW.restores := NULL; NEW.retracted := false;
         PERFORM rft.check_annotation(NEW, k, newest, target.is_purged);
-        SELECT a.annotation_id INTO tip FROM rft.annotation a
-        WHERE a.target_id = NEW.target_id AND a.kind = NEW.kind AND a.author = NEW.author AND a.session_user_name = session_user AND a.source = NEW.source
-        ORDER BY a.annotation_id DESC LIMIT 1;
+        -- OFFSET 0: else the primary key is read backwards, through the annotations of all targets, where statistics are old.
+        SELECT max(a.annotation_id) INTO tip FROM (
+            SELECT * FROM rft.annotation n WHERE n.target_id = NEW.target_id AND n.kind = NEW.kind OFFSET 0) a
+        WHERE a.author = NEW.author AND a.session_user_name = session_user AND a.source = NEW.source;
         IF NEW.supersedes IS NOT NULL AND NEW.supersedes IS DISTINCT FROM tip THEN
             RAISE EXCEPTION '"%" of % %: annotation % is not the one that stands', NEW.kind, k.target, NEW.target_id, NEW.supersedes
                 USING ERRCODE = 'RFT04', HINT = 'It was changed meanwhile, in another window perhaps: load it again; nothing was stored.';

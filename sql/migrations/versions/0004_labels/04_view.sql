@@ -63,8 +63,8 @@ BEGIN
         FROM last l
         JOIN first f USING (kind, target_id, source, author, session_user_name)
         CROSS JOIN LATERAL (
-            SELECT x.annotation_id, x.restores FROM rft.annotation x
-            WHERE x.target_id = l.target_id AND x.kind = l.kind AND x.source = l.source AND x.author = l.author AND x.session_user_name = l.session_user_name
+            SELECT x.annotation_id, x.restores FROM (SELECT * FROM rft.annotation n WHERE n.target_id = l.target_id AND n.kind = l.kind OFFSET 0) x
+            WHERE x.source = l.source AND x.author = l.author AND x.session_user_name = l.session_user_name
             ORDER BY x.annotation_id DESC LIMIT 1) t
         LEFT JOIN LATERAL (
             SELECT coalesce(x.restores, CASE WHEN NOT x.retracted THEN x.annotation_id END) AS restored
