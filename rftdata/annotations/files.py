@@ -134,12 +134,24 @@ def _read(buffer: Buffer, file: Path, known: dict[str, LabelKind], with_judges: 
         ) from error
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise QueryError(f"{file} is no list of tasks or records", allowed="the JSON of Label Studio or Argilla")
-    if all("fields" in item for item in content):
-        return argilla.read_records(content, known, with_judges)
-    ids = {int(item["data"]["target_id"]) for item in content if _has_spans(item)}
+    try:
+        return _annotations_of(buffer, content, known, with_judges)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise QueryError(
+            f"{file} has not the shape of Label Studio's or Argilla's JSON: {error}",
+            todo="correct it; nothing was stored",
+        ) from error
+
+
+def _annotations_of(
+    buffer: Buffer, items: list[dict[str, Any]], known: dict[str, LabelKind], with_judges: bool
+) -> list[Annotation]:
+    if all("fields" in item for item in items):
+        return argilla.read_records(items, known, with_judges)
+    ids = {int(item["data"]["target_id"]) for item in items if _has_spans(item)}
     rows = buffer.database.fetch_by_index("texts_of_targets", targets=["experience"] * len(ids), target_ids=sorted(ids))
     texts = {row["target_id"]: row["responses"][0]["response"] for row in rows}
-    return label_studio.read_tasks(content, known, texts, with_judges)
+    return label_studio.read_tasks(items, known, texts, with_judges)
 
 
 def _has_spans(task: dict[str, Any]) -> bool:

@@ -152,6 +152,8 @@ def test_offsets_of_label_studio_are_in_utf_16_and_tokens_are_left_out(labelled:
         ("a.json", '[{"data": {}}]', "has no data.target_id"),
         ("a.json", '[{"fields": {}, "metadata": {}}]', "has no metadata.target_id"),
         ("a.json", '{"a": 1}', "is no list"),
+        ("a.json", '[{"data": {"target_id": 1}, "annotations": "x"}]', "has not the shape"),
+        ("a.json", '[{"fields": {}, "metadata": {"target_id": 1}, "responses": [1]}]', "has not the shape"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_stores_nothing(labelled: Buffer, tmp_path: Path, name: str, text: str, told: str) -> None:

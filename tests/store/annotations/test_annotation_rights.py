@@ -157,3 +157,25 @@ def test_a_judge_s_answer_and_a_person_s_stand_side_by_side(labelled: Buffer) ->
     annotate(labelled, [Annotation("open", 1, False)], author="ada")
     found = labelled.sql("SELECT source::text AS source, value FROM rft.v_annotation ORDER BY 1").to_pylist()
     assert [(row["source"], row["value"]) for row in found] == [("human", False), ("judge", True)]
+
+
+def test_no_view_or_function_of_the_owner_shows_what_row_security_hides(labelled: Buffer) -> None:
+    """A view runs with its owner's rights unless it has security_invoker; so do the functions that are listed here, each of which says why."""
+    views = labelled.sql(
+        "WITH RECURSIVE reads (oid) AS ("
+        "  SELECT 'rft.annotation'::regclass::oid"
+        "  UNION SELECT r.ev_class FROM reads f JOIN pg_depend d ON d.refobjid = f.oid AND d.classid = 'pg_rewrite'::regclass"
+        "  JOIN pg_rewrite r ON r.oid = d.objid)"
+        " SELECT c.relname::text AS name, coalesce(c.reloptions::text, '') AS options FROM reads JOIN pg_class c USING (oid) WHERE c.relkind = 'v'"
+    ).to_pylist()
+    assert len(views) >= 2
+    assert [view["name"] for view in views if "security_invoker=true" not in view["options"]] == []
+    definers = labelled.sql(
+        "SELECT proname::text AS name FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prosecdef AND prosrc ~ 'rft\\.(v_)?annotation\\y'"
+    )["name"].to_pylist()
+    assert sorted(definers) == ["copy_annotations", "fill_annotation", "has_annotated"]
+    comments = labelled.sql(
+        "SELECT proname::text AS name, obj_description(oid) AS comment FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prosecdef"
+        " AND proname ~ 'annotat|label_kind'"
+    ).to_pylist()
+    assert [row["name"] for row in comments if "wner's rights" not in row["comment"]] == []

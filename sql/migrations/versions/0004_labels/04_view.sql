@@ -21,7 +21,8 @@ DECLARE
     ids jsonb := (
         SELECT coalesce(jsonb_object_agg(t.place, t.ids), '{}')
         FROM (SELECT CASE WHEN k.reopens THEN 'reopening ' ELSE '' END || k.target AS place, jsonb_agg(DISTINCT u.id) AS ids
-              FROM unnest(kinds, target_ids) AS u (kind, id) JOIN rft.v_label_kind k USING (kind) GROUP BY 1) t);
+              FROM unnest(kinds, target_ids) AS u (kind, id)
+              JOIN (SELECT kind, min(target) AS target, bool_or(reopens) AS reopens FROM rft.label_kind GROUP BY kind) k USING (kind) GROUP BY 1) t);
     experiences bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'experience', '[]') || coalesce(ids -> 'reopening experience', '[]'))::bigint);
     rollouts bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'rollout', '[]') || coalesce(ids -> 'reopening rollout', '[]'))::bigint);
     groups bigint[];
