@@ -47,7 +47,8 @@ COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets
 CREATE FUNCTION rft.undo_annotation_rows(ids bigint[], why text)
 RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
 LANGUAGE plpgsql
-    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
+    -- Lists of any length are joined by hashing, tables are looked up by key.
+    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off SET enable_hashjoin = on
 AS $$
 BEGIN
     RETURN QUERY
