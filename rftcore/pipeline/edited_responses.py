@@ -24,7 +24,6 @@ from rftdata.errors import (
     RftError,
 )
 from rftdata.experience import TURNS, Array, Group, Rollout, Sequence
-from rftdata.failpoints import failpoint
 from rftdata.run import Run
 
 
@@ -64,7 +63,6 @@ def render_edits(buffer: Buffer, run: Run, tokenizer: Any, *, into: str | None =
                 try:
                     group = _group(edit, rendered(buffer, tokenizer, edit))
                     written = writer.insert(group, receipt=edit.receipt)
-                    failpoint("edits.written")
                 except (BufferUnavailableError, DiskFullError, ModelError):
                     raise
                 except (RftError, TypeError, ValueError) as error:

@@ -10,11 +10,13 @@ import pytest
 from rftcore.algorithms import build_algorithm
 from rftcore.checks.selections import refuse_untrainable
 from rftcore.pipeline.edited_responses import RenderedEdits, render_edits
+from rftcore.pipeline.edited_responses import rendered as sequence_of
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftdata import Buffer, Group, Rollout, labels
 from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds
+from rftdata.annotations.edits import edits_to_render
 from rftdata.attempts import stored_selection
-from rftdata.errors import ArchivedError, ConfigError, ConflictError, QueryError
+from rftdata.errors import ArchivedError, ConfigError, ConflictError, QueryError, RftError
 from rftdata.experience import TURNS
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.purge import purge
@@ -136,15 +138,16 @@ def test_a_child_is_left_out_while_its_edit_does_not_stand(buffer: Buffer, edite
     assert [child["response"] for child in children(buffer)] == ["2", "2.0"]
 
 
-def test_a_kill_after_the_write_leaves_one_child(buffer: Buffer, edited: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(name: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("rftcore.pipeline.edited_responses.failpoint", killed)
-        with pytest.raises(KeyboardInterrupt):
-            rendered(buffer, edited)
-    assert rendered(buffer, edited) == 0 and len(children(buffer)) == 1
+def test_a_write_that_is_repeated_after_a_kill_or_a_lost_answer_stores_nothing(buffer: Buffer, edited: Run) -> None:
+    (waiting,) = edits_to_render(edited)
+    assert rendered(buffer, edited) == 1
+    again = Group([Rollout(0, "ok", None, [sequence_of(buffer, chat_tokenizer("qwen2_5"), waiting)])], source="human")
+    again.taskset, again.task_key = waiting.taskset, waiting.task_key
+    with buffer.writer(buffer.find_run("chats-edits")) as writer:
+        assert writer.insert(again, receipt=waiting.receipt) == []
+        with pytest.raises(RftError, match="edited_response"):  # not even without the receipt
+            writer.insert(again)
+    assert len(children(buffer)) == 1
 
 
 def test_an_edit_of_a_purged_experience_is_not_rendered_and_the_purge_names_its_child(
