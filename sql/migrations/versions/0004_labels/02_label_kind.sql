@@ -23,7 +23,7 @@ COMMENT ON COLUMN rft.label_kind.type IS 'Which values it has; the same in all v
 COMMENT ON COLUMN rft.label_kind.target IS 'What it is about; the same in all versions.';
 COMMENT ON COLUMN rft.label_kind.spec IS 'Limits of its values. number, turns: min, max, step; choice: choices; tags: tags, open; rubric: criteria, each with min, max, step, description; spans: labels; other types: none.';
 COMMENT ON COLUMN rft.label_kind.level IS 'How values are compared, for agreement; by default interval for number, ordinal for rubric, ranking and turns, else nominal.';
-COMMENT ON COLUMN rft.label_kind.blind IS 'Whether an account sees the annotations of others only after its own (row security). The newest version decides.';
+COMMENT ON COLUMN rft.label_kind.blind IS 'Whether an account sees the annotations of others only after its own (row security). The version to label with decides, or the newest if all are retired.';
 COMMENT ON COLUMN rft.label_kind.reopens IS 'Whether an annotation returns its group to the pipeline, if the chain of its run reads the kind; not for kinds about tasks.';
 COMMENT ON COLUMN rft.label_kind.instruction IS 'What people are told, up to 64 KiB.';
 COMMENT ON COLUMN rft.label_kind.author IS 'Who defined it: the given author, else the setting rft.author, else the session user.';
@@ -38,6 +38,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     newest rft.label_kind;
+    used rft.label_kind;
     problem text;
 BEGIN
     LOCK TABLE rft.label_kind IN SHARE ROW EXCLUSIVE MODE;
@@ -62,7 +63,9 @@ BEGIN
         RAISE EXCEPTION 'the kind of label "%" %', NEW.kind, problem
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Nothing was stored. `rft docs label` describes the types.';
     END IF;
-    IF newest.retired_at IS NULL AND (newest.spec, newest.level, newest.blind, newest.reopens, newest.instruction)
+    -- An import may have stored a later version that is retired; people go on with the one before.
+    SELECT * INTO used FROM rft.label_kind WHERE kind = NEW.kind AND retired_at IS NULL ORDER BY version DESC LIMIT 1;
+    IF used.kind IS NOT NULL AND (used.spec, used.level, used.blind, used.reopens, used.instruction)
         = (NEW.spec, NEW.level, NEW.blind, NEW.reopens, NEW.instruction) THEN
         RETURN NULL;  -- it is defined already
     END IF;

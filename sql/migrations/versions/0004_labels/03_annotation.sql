@@ -96,10 +96,11 @@ COMMENT ON FUNCTION rft.may_judge() IS 'Returns whether the session''s account h
 CREATE FUNCTION rft.blind_kinds() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(array_agg(k.kind), '{}') FROM rft.label_kind k
-    WHERE k.blind AND k.version = (SELECT max(n.version) FROM rft.label_kind n WHERE n.kind = k.kind)
+    SELECT coalesce(array_agg(k.kind), '{}')
+    FROM (SELECT DISTINCT ON (n.kind) n.kind, n.blind FROM rft.label_kind n ORDER BY n.kind, n.retired_at IS NOT NULL, n.version DESC) k
+    WHERE k.blind
 $$;
-COMMENT ON FUNCTION rft.blind_kinds() IS 'Returns the kinds whose newest version is blind.';
+COMMENT ON FUNCTION rft.blind_kinds() IS 'Returns the kinds that are blind in the version to label with, or in the newest if all are retired.';
 
 -- Runs with the owner's rights, because the policy of rft.annotation would otherwise call itself. It tells an account about its own rows alone.
 -- Every role may execute it, as the policy does. No setting is read. Rows of the running transaction do not count: it may still be rolled back, and then
@@ -152,11 +153,11 @@ BEGIN
             is_purged := EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = of_id);
         WHEN 'rollout' THEN
             SELECT true, o.group_id INTO is_there, of_group FROM rft.rollout o WHERE o.rollout_id = of_id FOR NO KEY UPDATE;
-            PERFORM FROM rft.rollout_group g WHERE g.group_id = of_group FOR KEY SHARE;
             is_purged := EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience p USING (experience_id)
                                  WHERE e.group_id = of_group AND e.rollout_id = of_id);
         WHEN 'group' THEN
-            SELECT true, g.group_id INTO is_there, of_group FROM rft.rollout_group g WHERE g.group_id = of_id FOR NO KEY UPDATE;
+            PERFORM rft.lock_annotated_group(of_id);
+            SELECT true, g.group_id INTO is_there, of_group FROM rft.rollout_group g WHERE g.group_id = of_id;
             is_purged := EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience p USING (experience_id) WHERE e.group_id = of_id);
         WHEN 'task' THEN
             SELECT true, t.payload = '{"purged": true}' INTO is_there, is_purged FROM rft.task t WHERE t.task_id = of_id FOR NO KEY UPDATE;
@@ -187,6 +188,8 @@ BEGIN
         END IF;
         SELECT format('has turn %s; the rollout has %s, from 0', t ->> 'turn', most) INTO wrong
         FROM jsonb_array_elements(value) t WHERE (t ->> 'turn')::integer >= most LIMIT 1;
+    ELSIF k.type = 'edit' THEN
+        SELECT 'is the response as it is: change it' INTO wrong FROM rft.experience WHERE experience_id = of_id AND response = value ->> 'response';
     ELSIF k.type = 'ranking' THEN
         SELECT format('ranks experience %s, which is not of group %s', i, of_group) INTO wrong
         FROM jsonb_path_query(value, '$.order[*][*]') i
@@ -195,7 +198,7 @@ BEGIN
     RETURN wrong;
 END
 $$;
-COMMENT ON FUNCTION rft.why_wrong_place(rft.label_kind, bigint, bigint, jsonb) IS 'Returns why spans, turns or a ranking do not fit their target, as the end of the sentence "the value …"; NULL if they do.';
+COMMENT ON FUNCTION rft.why_wrong_place(rft.label_kind, bigint, bigint, jsonb) IS 'Returns why spans, turns, an edit or a ranking do not fit their target, as the end of the sentence "the value …"; NULL if they do.';
 
 CREATE FUNCTION rft.why_too_large(a rft.annotation) RETURNS text
 LANGUAGE sql IMMUTABLE
@@ -225,7 +228,9 @@ BEGIN
         RAISE EXCEPTION 'the undo of annotation %: %', a.supersedes, rft.why_too_large(a)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Shorten it; nothing was stored.';
     END IF;
-    PERFORM rft.lock_annotated((SELECT target FROM rft.label_kind WHERE kind = undone.kind AND version = undone.kind_version), undone.target_id);
+    IF (rft.lock_annotated((SELECT target FROM rft.label_kind WHERE kind = undone.kind AND version = undone.kind_version), undone.target_id)).is_purged THEN
+        a.reason := NULL;  -- no text about what was purged
+    END IF;
     IF EXISTS (SELECT FROM rft.annotation WHERE supersedes = undone.annotation_id) THEN
         RAISE EXCEPTION 'annotation % was superseded meanwhile', a.supersedes
             USING ERRCODE = 'serialization_failure', HINT = 'Run it again; nothing was stored.';
@@ -360,8 +365,9 @@ BEGIN
         END IF;
         NEW.supersedes := tip;
     END IF;
-    -- Locked before the annotation gets its id, so that within a group ids grow in the order in which they commit (see rft.record_labels).
-    IF k.reopens THEN
+    -- Locked before the annotation gets its id, so that within a group ids grow in the order in which they commit (see rft.record_labels). A chain may
+    -- read a kind that does not reopen: the cut of its verdict must cover every annotation up to it, too.
+    IF NEW.group_id IS NOT NULL THEN
         PERFORM rft.lock_annotated_group(NEW.group_id);
     END IF;
     NEW.annotation_id := nextval('rft.label_label_id_seq');

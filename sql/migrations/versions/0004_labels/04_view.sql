@@ -18,29 +18,29 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    ids jsonb := (
-        SELECT coalesce(jsonb_object_agg(t.place, t.ids), '{}')
-        FROM (SELECT CASE WHEN k.reopens THEN 'reopening ' ELSE '' END || k.target AS place, jsonb_agg(DISTINCT u.id) AS ids
-              FROM unnest(kinds, target_ids) AS u (kind, id)
-              JOIN (SELECT kind, min(target) AS target, bool_or(reopens) AS reopens FROM rft.label_kind GROUP BY kind) k USING (kind) GROUP BY 1) t);
-    experiences bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'experience', '[]') || coalesce(ids -> 'reopening experience', '[]'))::bigint);
-    rollouts bigint[] := ARRAY(SELECT jsonb_array_elements(coalesce(ids -> 'rollout', '[]') || coalesce(ids -> 'reopening rollout', '[]'))::bigint);
-    groups bigint[];
+    -- The target of a kind is the same in all versions, and an undo may be about a retired one.
+    places jsonb := (
+        SELECT coalesce(jsonb_object_agg(t.target, t.ids), '{}')
+        FROM (SELECT k.target, jsonb_agg(DISTINCT u.id) AS ids FROM unnest(kinds, target_ids) AS u (kind, id)
+              JOIN (SELECT kind, min(target) AS target FROM rft.label_kind GROUP BY kind) k USING (kind) GROUP BY 1) t);
+    experiences bigint[] := ARRAY(SELECT jsonb_array_elements(places -> 'experience')::bigint);
+    rollouts bigint[] := ARRAY(SELECT jsonb_array_elements(places -> 'rollout')::bigint);
+    tasks bigint[] := ARRAY(SELECT jsonb_array_elements(places -> 'task')::bigint);
+    groups bigint[] := ARRAY(SELECT jsonb_array_elements(places -> 'group')::bigint);
 BEGIN
     PERFORM FROM rft.experience WHERE experience_id = ANY (experiences) ORDER BY experience_id FOR NO KEY UPDATE;
     PERFORM FROM rft.rollout WHERE rollout_id = ANY (rollouts) ORDER BY rollout_id FOR NO KEY UPDATE;
-    PERFORM FROM rft.task WHERE task_id IN (SELECT jsonb_array_elements(ids -> 'task')::bigint) ORDER BY task_id FOR NO KEY UPDATE;
+    PERFORM FROM rft.task WHERE task_id = ANY (tasks) ORDER BY task_id FOR NO KEY UPDATE;
     groups := ARRAY(
-        SELECT e.group_id FROM rft.experience e WHERE e.experience_id IN (SELECT jsonb_array_elements(ids -> 'reopening experience')::bigint)
-        UNION SELECT o.group_id FROM rft.rollout o WHERE o.rollout_id IN (SELECT jsonb_array_elements(ids -> 'reopening rollout')::bigint)
-        UNION SELECT jsonb_array_elements(ids -> 'reopening group')::bigint);
+        SELECT e.group_id FROM rft.experience e WHERE e.experience_id = ANY (experiences)
+        UNION SELECT o.group_id FROM rft.rollout o WHERE o.rollout_id = ANY (rollouts)
+        UNION SELECT unnest(groups));
     IF groups <> '{}' THEN
         PERFORM rft.lock_groups_and_reviews(groups);
     END IF;
-    PERFORM FROM rft.rollout_group WHERE group_id IN (SELECT jsonb_array_elements(ids -> 'group')::bigint) ORDER BY group_id FOR NO KEY UPDATE;
 END
 $$;
-COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets of annotations, and the groups and reviews of kinds that reopen, before several annotations are written. Owner''s rights, to lock rows.';
+COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets of annotations, and their groups and reviews, before several annotations are written. Owner''s rights, to lock rows.';
 
 -- These run with their caller's rights: they undo what the caller sees and may undo. Of each chain, the given rows are undone if the last of them, or
 -- what it restored, is what stands; then what stood before the first of them stands again.
