@@ -33,6 +33,7 @@ from rftdata.pipeline.budget import MemoryUsage, UsageLedger
 from rftdata.pipeline.records import CreatedAnswer as CreatedAnswer
 from rftdata.pipeline.records import CreatedGroup as CreatedGroup
 from rftdata.pipeline.records import CreatedTask as CreatedTask
+from rftdata.pipeline.records import Panel as Panel
 from rftdata.pipeline.records import Review as Review
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S
 

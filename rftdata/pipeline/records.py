@@ -142,6 +142,25 @@ class StageRun:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Several people who answer a review with annotations of a kind, and the rule that decides from them.
+
+    Attributes:
+        kind: bool, number or choice, about an experience.
+        wanted: how many accounts must annotate.
+        rule: majority, mean, all or adjudicated; see `rft.answer_rule`.
+        least: a number passes if it is at least this; true is 1.
+        passing: choices that pass.
+    """
+
+    kind: str
+    wanted: int = 1
+    rule: str = "majority"
+    least: float = 0.5
+    passing: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Review:
     """A stage's question to a person about a row.
 
@@ -150,12 +169,14 @@ class Review:
         question: the text for the person.
         timeout_s: seconds, at most ten years, after which `otherwise` is the answer.
         otherwise: pass or drop.
+        panel: who answers, if annotations do; None: one person, by an answer or a reward.
     """
 
     name: str
     question: str
     timeout_s: float
     otherwise: str
+    panel: Panel | None = None
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,7 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
     """Store questions that were not asked before, and let their groups wait for the first deadline."""
     if not questions:
         return
+    panels = [question.review.panel for question in questions]
     execute(
         connection,
         "ask_questions",
@@ -248,6 +249,11 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
         questions=[storable(q.review.question) for q in questions],
         timeouts=[q.review.timeout_s for q in questions],
         otherwise=[q.review.otherwise for q in questions],
+        kinds=[panel and panel.kind for panel in panels],
+        wanted=[panel.wanted if panel else 1 for panel in panels],
+        rules=[panel and panel.rule for panel in panels],
+        least=[panel and panel.least for panel in panels],
+        passing=[Jsonb(list(panel.passing)) if panel and panel.passing else None for panel in panels],
     )
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 

@@ -79,12 +79,12 @@ GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
 
 -- name: count_open_reviews (read)
 -- Number of reviews of experiences that wait for an answer.
-SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
+SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND kind IS NULL AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: answer_reviews
 -- Answer the open reviews of experiences with pass.
 UPDATE rft.review SET answer = 'pass'
-WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
+WHERE experience_id = ANY (%(experience_ids)s) AND kind IS NULL AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: review_queue (read)
 -- Reviews that wait for a person, most urgent first; only those of a run if one is named.

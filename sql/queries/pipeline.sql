@@ -138,10 +138,12 @@ WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, exc
 -- Ask new questions. Existing ones stay unchanged, deadline and `otherwise` included. They are left out here instead of by ON CONFLICT,
 -- which would wait for a session that is answering one, while that session waits for the group locked here. (Looked up by key, one after
 -- the other: in the given order, whatever the planner's statistics.) The longest wait is ten years.
-INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)
-SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + least(q.timeout_s, 315360000) * interval '1 s', q.otherwise
+INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise, kind, wanted, rule, least, passing)
+SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + least(q.timeout_s, 315360000) * interval '1 s', q.otherwise,
+       q.kind, q.wanted, q.rule, q.least, CASE WHEN q.passing IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(q.passing)) END
 FROM unnest(%(experience_ids)s::bigint[], %(group_ids)s::bigint[], %(names)s::text[], %(questions)s::text[], %(timeouts)s::float8[],
-            %(otherwise)s::rft.review_answer[]) AS q (experience_id, group_id, name, question, timeout_s, otherwise)
+            %(otherwise)s::rft.review_answer[], %(kinds)s::text[], %(wanted)s::integer[], %(rules)s::rft.answer_rule[], %(least)s::float8[],
+            %(passing)s::jsonb[]) AS q (experience_id, group_id, name, question, timeout_s, otherwise, kind, wanted, rule, least, passing)
 WHERE (SELECT w.review_id FROM rft.review w WHERE w.experience_id = q.experience_id AND w.name = q.name) IS NULL
 ON CONFLICT (experience_id, name) DO NOTHING;
 

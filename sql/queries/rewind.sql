@@ -182,8 +182,8 @@ WHERE e.group_id = ANY (%(group_ids)s);
 -- name: copy_reviews
 -- Copy reviews of the origins that are answered or past their deadline. The fork's pipeline asks open ones itself.
 INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, answer, answer_id, author, session_user_name, asked_at, deadline,
-    answered_at)
+    answered_at, kind, wanted, rule, least, passing)
 SELECT e.experience_id, e.group_id, e.run_id, w.name, w.question, w.otherwise, w.answer, w.answer_id, w.author, w.session_user_name, w.asked_at,
-       w.deadline, w.answered_at
+       w.deadline, w.answered_at, w.kind, w.wanted, w.rule, w.least, w.passing
 FROM rft.experience e JOIN rft.v_review w ON w.experience_id = e.parent_id
 WHERE e.group_id = ANY (%(group_ids)s) AND w.state <> 'waiting';

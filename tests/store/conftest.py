@@ -102,7 +102,9 @@ def login(buffer: Buffer) -> Iterator[Login]:
     def log_in(role: str) -> psycopg.Connection:
         account = f"{role}_of_{name}"
         if account not in accounts:
-            buffer.sql(f"CREATE ROLE \"{account}\" LOGIN PASSWORD 'secret' IN ROLE {role.replace('_other', '')}")
+            buffer.sql(
+                f"CREATE ROLE \"{account}\" LOGIN PASSWORD 'secret' IN ROLE {role.replace('_other', '').replace('_third', '')}"
+            )
             accounts.append(account)
         sessions.append(psycopg.connect(buffer.database.uri, user=account, password="secret", autocommit=True))
         return sessions[-1]

@@ -28,6 +28,7 @@ AS $$
         ('policy_version', true, false, '{uri, checksum, num_bytes}'),
         ('preference_pair', true, false, '{}'),
         ('review', true, false, '{answer}'),
+        ('question', true, false, '{priority, wanted, deadline, is_open}'),
         ('role_baseline', true, false, '{}'),
         ('rollout', true, false, '{}'),
         ('rollout_group', true, false, '{status, trainable, closed_reason, aged_out, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
@@ -71,7 +72,7 @@ DECLARE
     -- Functions that write, but only with the owner's rights.
     owners_only CONSTANT text[] := ARRAY[
         'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'lock_purged', 'correct_verdicts',
-        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation'];
+        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation', 'lease_questions'];
     role text;
     granted record;
 BEGIN
@@ -117,6 +118,8 @@ BEGIN
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]), rft.begin_label_batches(integer),
             rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
             rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
+        GRANT EXECUTE ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]), rft.renew_questions(bigint[]), rft.release_questions(bigint[]),
+            rft.skip_question(bigint, boolean) TO rft_labeler;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR granted IN SELECT * FROM rft.worker_rights() LOOP

@@ -35,6 +35,7 @@ AS $$
         ('preference_pair', 'rejected_id', 'experience', 'experience_id'),
         ('purged_experience', 'experience_id', 'experience', 'experience_id'),
         ('purged_experience', 'purge_id', 'purge', 'purge_id'),
+        ('question', 'group_id', 'rollout_group', 'group_id'),
         ('review', 'experience_id', 'experience', 'experience_id'),
         ('review', 'group_id', 'rollout_group', 'group_id'),
         ('rollout', 'group_id', 'rollout_group', 'group_id'),

@@ -1,0 +1,116 @@
+-- Claiming questions. All functions here have the owner's rights, because people may write neither questions nor assignments; each acts for session_user
+-- alone, and reads no setting.
+
+CREATE FUNCTION rft.question_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '5 min' $$;
+COMMENT ON FUNCTION rft.question_lease() IS 'How long a claimed question stays with an account that does not renew it.';
+
+CREATE FUNCTION rft.lease_questions(ids bigint[]) RETURNS integer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    num integer;
+BEGIN
+    -- A statement of its own: it sees the leases of those who held the locks before.
+    INSERT INTO rft.assignment AS a (question_id, session_user_name, state, leased_until)
+    SELECT q.question_id, session_user, 'leased', rft.clock() + rft.question_lease()
+    FROM rft.question q
+    WHERE q.question_id = ANY (ids) AND q.is_open AND q.deadline > rft.clock()
+      AND q.num_answers + (SELECT count(*) FROM rft.assignment o
+                           WHERE o.question_id = q.question_id AND o.state = 'leased' AND o.leased_until > rft.clock() AND o.session_user_name <> session_user) < q.wanted
+    ON CONFLICT (question_id, session_user_name) DO UPDATE SET state = 'leased', leased_until = excluded.leased_until, since = rft.clock()
+    WHERE a.state <> 'answered';
+    GET DIAGNOSTICS num = ROW_COUNT;
+    RETURN num;
+END
+$$;
+COMMENT ON FUNCTION rft.lease_questions(bigint[]) IS 'Leases questions that the caller has locked, as far as places are free; returns their number. Called by rft.claim_questions.';
+
+CREATE FUNCTION rft.claim_questions(of_queue text, num integer DEFAULT 1, of_run bigint DEFAULT NULL, holding bigint[] DEFAULT '{}')
+RETURNS TABLE (question_id bigint, review_id bigint, target_id bigint, leased_until timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    most CONSTANT integer := 50;  -- so that nobody reserves a whole queue
+    free integer;
+    found_ids bigint[];
+    tried bigint[] := holding;
+    is_limited boolean := EXISTS (SELECT FROM rft.label_permission p WHERE p.account = session_user);
+BEGIN
+    UPDATE rft.assignment a SET leased_until = rft.clock() + rft.question_lease()
+    WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id = ANY (holding);
+    free := least(num, most) - (
+        SELECT count(*) FROM rft.assignment a JOIN rft.question q USING (question_id)
+        WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id <> ALL (holding)
+          AND q.queue = of_queue AND q.is_open AND (of_run IS NULL OR q.run_id = of_run));
+    free := least(free, most - (SELECT count(*) FROM rft.assignment a WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock()));
+    WHILE free > 0 LOOP
+        found_ids := ARRAY(
+            SELECT q.question_id FROM rft.question q
+            WHERE q.queue = of_queue AND q.is_open AND q.deadline > rft.clock() AND q.question_id <> ALL (tried) AND (of_run IS NULL OR q.run_id = of_run)
+              AND NOT EXISTS (SELECT FROM rft.assignment a WHERE a.question_id = q.question_id AND a.session_user_name = session_user
+                              AND (a.state <> 'leased' OR a.leased_until > rft.clock()))
+              AND rft.is_claimable(q, is_limited)
+            ORDER BY q.priority DESC, q.deadline, q.question_id LIMIT free FOR NO KEY UPDATE SKIP LOCKED);
+        IF found_ids = '{}' THEN  -- then those that the account has skipped, the oldest first
+            found_ids := ARRAY(
+                SELECT q.question_id FROM rft.assignment a JOIN rft.question q USING (question_id)
+                WHERE a.session_user_name = session_user AND a.state = 'skipped' AND q.queue = of_queue AND q.is_open AND q.deadline > rft.clock()
+                  AND q.question_id <> ALL (tried) AND (of_run IS NULL OR q.run_id = of_run) AND rft.is_claimable(q, is_limited)
+                ORDER BY a.since, q.question_id LIMIT free FOR NO KEY UPDATE OF q SKIP LOCKED);
+        END IF;
+        EXIT WHEN found_ids = '{}';
+        tried := tried || found_ids;
+        free := free - rft.lease_questions(found_ids);
+    END LOOP;
+    RETURN QUERY
+    SELECT q.question_id, q.review_id, q.target_id, a.leased_until FROM rft.assignment a JOIN rft.question q USING (question_id)
+    WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id <> ALL (holding)
+      AND q.queue = of_queue AND q.is_open AND (of_run IS NULL OR q.run_id = of_run)
+    ORDER BY a.since, q.priority DESC, q.deadline, q.question_id LIMIT num;
+END
+$$;
+COMMENT ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]) IS 'Leases the next questions of a queue (a kind, or an empty text for reviews) for the session''s account and renews those that it holds; returns its leases without the held ones. Never more leases and answers than a question wants; skipped ones come last. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.is_claimable(q rft.question, is_limited boolean) RETURNS boolean
+LANGUAGE sql STABLE
+    SET enable_seqscan = off
+AS $$
+    SELECT (NOT is_limited OR rft.may_label(coalesce(q.kind, 'reward'), q.run_id, q.taskset))
+        AND (q.kind IS NULL OR NOT rft.has_standing(q.kind, q.target_id, session_user))
+        AND q.num_answers + (SELECT count(*) FROM rft.assignment o
+                             WHERE o.question_id = q.question_id AND o.state = 'leased' AND o.leased_until > rft.clock() AND o.session_user_name <> session_user) < q.wanted
+        AND (q.review_id IS NULL OR EXISTS (SELECT FROM rft.rollout_group g WHERE g.group_id = q.group_id AND g.status = 'sealed' AND g.left_by IS NULL))
+        AND (q.run_id IS NULL OR NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = q.run_id AND x.archived_at IS NOT NULL))
+        AND (q.group_id IS NULL OR NOT EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = q.group_id))
+$$;
+COMMENT ON FUNCTION rft.is_claimable(rft.question, boolean) IS 'Returns whether the session''s account may answer an open question now. Called by rft.claim_questions.';
+
+CREATE FUNCTION rft.renew_questions(ids bigint[]) RETURNS SETOF bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE rft.assignment a SET leased_until = rft.clock() + rft.question_lease()
+    WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id = ANY (ids) RETURNING a.question_id
+$$;
+COMMENT ON FUNCTION rft.renew_questions(bigint[]) IS 'Extends the session account''s leases of questions that an open page shows; returns those that it still holds. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.release_questions(ids bigint[]) RETURNS integer
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH done AS (
+        UPDATE rft.assignment a SET leased_until = rft.clock()
+        WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id = ANY (ids) RETURNING 1)
+    SELECT count(*)::integer FROM done
+$$;
+COMMENT ON FUNCTION rft.release_questions(bigint[]) IS 'Ends the session account''s leases, so that others can claim the questions. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.skip_question(id bigint, is_skipped boolean DEFAULT true) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH done AS (
+        UPDATE rft.assignment a SET state = CASE WHEN is_skipped THEN 'skipped' ELSE 'leased' END::rft.assignment_state, leased_until = rft.clock(), since = rft.clock()
+        WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = CASE WHEN is_skipped THEN 'leased' ELSE 'skipped' END::rft.assignment_state RETURNING 1)
+    SELECT count(*) > 0 FROM done
+$$;
+COMMENT ON FUNCTION rft.skip_question(bigint, boolean) IS 'Moves a question to the end of the session account''s queue, or back (is_skipped false) to its place; returns whether it did. Its place is free for others. Owner''s rights, to write assignments.';

@@ -1,0 +1,248 @@
+"""Questions to several people: claimed by lease, never by more than are wanted, and decided by a rule once enough have answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from operators.chain.build import build_chain
+from rftdata import Buffer, labels
+from rftdata.annotations import LabelKind, define_kinds
+from tests.store.annotations.test_annotation_rights import add, refused, rows
+from tests.store.conftest import Login
+from tests.store.pipeline.test_pipeline_worker import run_pipeline
+from tests.support.store_roles import Roles, two_sealed_groups
+
+KINDS = [
+    LabelKind("good", "bool"),
+    LabelKind("hidden", "bool", blind=True),
+    LabelKind("score", "number", spec={"min": 0, "max": 1}),
+    LabelKind("verdict", "choice", spec={"choices": ["keep", "bin"]}),
+]
+CLAIM = "SELECT target_id FROM rft.claim_questions('{}', {})"
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    """Experiences 1 to 4 in two sealed groups, and the kinds."""
+    found = two_sealed_groups(buffer)
+    define_kinds(buffer, KINDS, author="owner")
+    return found
+
+
+@pytest.fixture
+def people(buffer: Buffer, login: Login) -> list[psycopg.Connection]:
+    return [login(role) for role in ("rft_labeler", "rft_other_labeler", "rft_third_labeler")]
+
+
+def ask(buffer: Buffer, kind: str = "good", wanted: int = 1, targets: str = "generate_series(1, 4)") -> None:
+    buffer.sql(f"INSERT INTO rft.question (kind, target_id, wanted) SELECT '{kind}', i, {wanted} FROM {targets} i")
+
+
+def claim(session: psycopg.Connection, queue: str = "good", num: int = 1) -> list[int]:
+    return [row[0] for row in rows(session, CLAIM.format(queue, num))]
+
+
+def shift_clock(buffer: Buffer, sessions: list[psycopg.Connection], shift: str) -> None:
+    for session in sessions:
+        session.execute(f"SET rft.clock_shift = '{shift}'")  # type: ignore[call-overload]
+
+
+def test_people_who_claim_at_once_never_hold_more_places_than_are_wanted(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ask(buffer, wanted=2)
+    begin, got = threading.Barrier(3), dict[int, list[int]]()
+
+    def work(i: int) -> None:
+        begin.wait()
+        got[i] = [target for _ in range(4) for target in claim(people[i], num=4)]
+
+    threads = [threading.Thread(target=work, args=[i]) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leases = buffer.sql("SELECT question_id, count(*) AS n FROM rft.assignment GROUP BY 1 ORDER BY 1").to_pylist()
+    assert [row["n"] for row in leases] == [2, 2, 2, 2]
+    assert sum(len(set(found)) for found in got.values()) == 8
+    assert rows(people[0], "SELECT count(*) FROM rft.question") == [(0,)]  # who could read it would recognise gold
+
+
+def test_a_lease_ends_by_the_clock_unless_it_is_renewed(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, _ = people
+    ask(buffer)
+    assert claim(ada, num=2) == [1, 2] and claim(bob, num=4) == [3, 4]
+    assert claim(ada, num=2) == [1, 2]  # the same two in another tab
+    shift_clock(buffer, people, "4 min")
+    held = rows(
+        ada, "SELECT * FROM rft.renew_questions(ARRAY(SELECT question_id FROM rft.assignment WHERE question_id = 1))"
+    )
+    assert held == [(1,)]
+    shift_clock(buffer, people, "6 min")
+    assert claim(bob, num=4) == [2, 3, 4] and claim(ada, num=4) == [1]
+    assert rows(ada, "SELECT rft.release_questions('{1, 3}')") == [(1,)]
+    assert claim(bob, num=4) == [2, 3, 4, 1]
+    with refused():
+        ada.execute("UPDATE rft.assignment SET state = 'answered'")
+    with refused():
+        ada.execute("SELECT rft.lease_questions('{1}')")
+
+
+def test_a_skipped_question_comes_last_and_can_be_taken_back(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, _ = people
+    ask(buffer)
+    assert claim(ada) == [1]
+    assert rows(ada, "SELECT rft.skip_question(1)") == [(True,)]
+    assert rows(bob, "SELECT rft.skip_question(1)") == [(False,)]
+    for target in (2, 3, 4):
+        assert claim(ada) == [target]
+        add(ada, "good", target)
+    assert claim(ada) == [1]
+    rows(ada, "SELECT rft.skip_question(1), rft.skip_question(1, false)")
+    assert claim(bob) == [1]  # its place was free
+
+
+def test_an_answer_closes_a_place_and_its_undo_opens_it_again(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, cyd = people
+    ask(buffer, wanted=2, targets="generate_series(1, 1)")
+    state = "SELECT num_answers, is_open FROM rft.question"
+    assert claim(ada) == [1]
+    add(ada, "good", 1)
+    add(ada, "good", 1, "false")  # corrected: still one
+    assert buffer.sql(state).to_pylist() == [{"num_answers": 1, "is_open": True}]
+    assert claim(ada) == [] and claim(bob) == [1] and claim(cyd) == []
+    add(bob, "good", 1)
+    assert buffer.sql(state).to_pylist() == [{"num_answers": 2, "is_open": False}]
+    buffer.sql("SELECT * FROM rft.undo_annotation_rows(ARRAY(SELECT max(annotation_id) FROM rft.annotation), NULL)")
+    assert buffer.sql(state).to_pylist() == [{"num_answers": 1, "is_open": True}]
+    assert claim(bob) == [1]
+
+
+def answers(session: psycopg.Connection, kind: str, target: int, value: str) -> None:
+    add(session, kind, target, value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "expected"),
+    [
+        ({"kind": "good", "decide": "majority"}, ["true", "true", "false"], "pass"),
+        ({"kind": "good", "decide": "majority"}, ["false", "true", "false"], "drop"),
+        ({"kind": "good", "decide": "all"}, ["true", "true", "false"], "drop"),
+        ({"kind": "hidden", "decide": "all"}, ["true", "true", "true"], "pass"),
+        ({"kind": "score", "decide": "mean", "least": 0.6}, ["0.5", "0.5", "0.8"], "pass"),
+        ({"kind": "score", "decide": "majority", "least": 0.6}, ["0.5", "0.5", "0.8"], "drop"),
+        ({"kind": "verdict", "passing": ["keep"]}, ['"keep"', '"keep"', '"bin"'], "pass"),
+        ({"kind": "good", "decide": "adjudicated"}, ["true", "true", "false"], None),
+        ({"kind": "good", "decide": "adjudicated"}, ["false", "false", "false"], "drop"),
+    ],
+)
+def test_the_chain_waits_for_all_and_decides_by_the_rule(
+    buffer: Buffer,
+    roles: Roles,
+    people: list[psycopg.Connection],
+    config: dict[str, Any],
+    said: list[str],
+    expected: str | None,
+) -> None:
+    chain = build_chain([{"human_review": {"where": "experience_id = 1", "wanted": 3, "timeout": "1 h", **config}}])
+    assert run_pipeline(roles, chain) == [2]
+    kind = config["kind"]
+    for person, value in zip(people, said, strict=True):
+        assert buffer.sql("SELECT answer FROM rft.review")["answer"].to_pylist() == [None]
+        assert claim(person, kind) == [1]
+        add(person, kind, 1, value)
+    assert buffer.sql("SELECT answer::text AS answer FROM rft.review")["answer"].to_pylist() == [expected]
+    assert run_pipeline(roles, chain) == ([] if expected is None else [1])
+    if expected is None:
+        buffer.sql(
+            f"INSERT INTO rft.annotation (kind, target_id, value, source) VALUES ('{kind}', 1, 'false', 'adjudication')"
+        )
+        assert run_pipeline(roles, chain) == [1]
+        expected = "drop"
+    kept = buffer.sql("SELECT kept FROM rft.verdict WHERE experience_id = 1 AND is_newest")["kept"].to_pylist()
+    assert kept == [expected == "pass"]
+
+
+def test_neither_a_reward_nor_an_update_answers_for_several_people(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    chain = build_chain([{"human_review": {"kind": "good", "wanted": 2, "timeout": "1 h"}}])
+    assert run_pipeline(roles, chain) == []
+    labels.apply(buffer, [labels.RewardLabel(1, 0.5)], author="ada", source="set")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match='annotations of the kind "good"'):
+        people[0].execute("UPDATE rft.review SET answer = 'pass'")
+    assert buffer.sql("SELECT count(*) AS n FROM rft.review WHERE answer IS NULL")["n"].to_pylist() == [4]
+    for person in people[:2]:
+        for target in (1, 2):
+            add(person, "good", target)
+    assert run_pipeline(roles, chain) == [1]
+    # Once undone, the group waits again.
+    buffer.sql("SELECT * FROM rft.undo_annotation_rows(ARRAY(SELECT max(annotation_id) FROM rft.annotation), NULL)")
+    assert buffer.sql("SELECT answer::text AS answer FROM rft.review WHERE experience_id <= 2 ORDER BY 1 NULLS LAST")[
+        "answer"
+    ].to_pylist() == ["pass", None]
+    assert run_pipeline(roles, chain) == []
+
+
+def test_a_review_without_a_kind_is_leased_to_one_person(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, _ = people
+    assert run_pipeline(roles, build_chain([{"human_review": {"timeout": "1 h"}}])) == []
+    assert claim(ada, "", 3) == [1, 2, 3] and claim(bob, "", 3) == [4]
+    ada.execute("UPDATE rft.review SET answer = 'drop' WHERE experience_id = 1")
+    bob.execute("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 4")
+    assert claim(ada, "", 3) == [2, 3] and claim(bob, "", 3) == []
+    ada.execute("UPDATE rft.review SET answer = NULL WHERE experience_id = 1")
+    assert claim(bob, "", 3) == [1]
+
+
+def test_the_stage_refuses_what_no_kind_can_answer(buffer: Buffer, roles: Roles) -> None:
+    with pytest.raises(Exception, match="wanted: needs kind"):
+        build_chain([{"human_review": {"wanted": 3}}])
+    with pytest.raises(Exception, match='the kind of label "missing" does not exist'):
+        run_pipeline(roles, build_chain([{"human_review": {"kind": "missing"}}]))
+    with pytest.raises(Exception, match="those that pass must be among them"):
+        run_pipeline(roles, build_chain([{"human_review": {"kind": "verdict", "passing": ["maybe"]}}]))
+
+
+PERMITTED: list[tuple[str, Callable[[psycopg.Connection], Any]]] = [
+    ("good", lambda session: add(session, "good", 1)),
+    ("reward", lambda session: session.execute("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = 1")),
+]
+
+
+@pytest.mark.parametrize(("kind", "label"), PERMITTED)
+def test_an_account_with_permissions_labels_only_what_they_cover(
+    buffer: Buffer,
+    roles: Roles,
+    people: list[psycopg.Connection],
+    kind: str,
+    label: Callable[[psycopg.Connection], Any],
+) -> None:
+    ada = people[0]
+    ask(buffer)
+    grant = "INSERT INTO rft.label_permission (account, kind, taskset) VALUES ('{}', '{}', '{}')"
+    taskset = buffer.sql("SELECT taskset FROM rft.task LIMIT 1")["taskset"].to_pylist()[0]
+    buffer.sql(grant.format(ada.info.user, kind, "another"))
+    assert claim(ada) == []
+    with refused():
+        label(ada)
+    with refused():
+        ada.execute(grant.format(ada.info.user, kind, taskset))
+    buffer.sql(grant.format(ada.info.user, kind, taskset))
+    label(ada)
+    buffer.sql("UPDATE rft.label_permission SET revoked_at = now()")
+    with refused():
+        label(ada)
