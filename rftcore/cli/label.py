@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli import label_annotations, label_edits, label_kind
+from rftcore.cli import label_annotations, label_edits, label_kind, label_people
 from rftcore.cli.session import AuthorOption, BufferOption, JsonOption, author, check_experience, opened
 
 if TYPE_CHECKING:
@@ -22,6 +22,15 @@ app.add_typer(label_kind.app, name="kind")
 app.command("annotate")(label_annotations.annotate)
 app.command("export")(label_annotations.export)
 app.command("edits")(label_edits.edits)
+for _command in (
+    label_people.ask,
+    label_people.agreement,
+    label_people.disagreements,
+    label_people.adjudicate,
+    label_people.gold,
+    label_people.permit,
+):
+    app.command(_command.__name__)(_command)
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Reason, stored with every label.")]
 FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]

@@ -1,4 +1,4 @@
--- Which account may label what. The database roles decide who may label at all; see docs/decisions/0060.
+-- Which account may label what. The database roles decide who may label at all; see docs/decisions/0061.
 
 CREATE TABLE rft.label_permission (
     label_permission_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

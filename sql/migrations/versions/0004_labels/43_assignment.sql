@@ -43,8 +43,11 @@ BEGIN
     free := least(num, most) - (
         SELECT count(*) FROM rft.assignment a JOIN rft.question q USING (question_id)
         WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id <> ALL (holding)
-          AND q.queue = of_queue AND q.is_open AND (of_run IS NULL OR q.run_id = of_run));
+          AND q.queue = of_queue AND (q.is_open OR q.is_gold) AND (of_run IS NULL OR q.run_id = of_run));
     free := least(free, most - (SELECT count(*) FROM rft.assignment a WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock()));
+    FOR i IN 1 .. free LOOP  -- at the rate of the kind, a place goes to a question with a known answer
+        free := free - rft.lease_gold(of_queue, of_run, holding, is_limited);
+    END LOOP;
     WHILE free > 0 LOOP
         found_ids := ARRAY(
             SELECT q.question_id FROM rft.question q
@@ -67,7 +70,7 @@ BEGIN
     RETURN QUERY
     SELECT q.question_id, q.review_id, q.target_id, a.leased_until FROM rft.assignment a JOIN rft.question q USING (question_id)
     WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id <> ALL (holding)
-      AND q.queue = of_queue AND q.is_open AND (of_run IS NULL OR q.run_id = of_run)
+      AND q.queue = of_queue AND (q.is_open OR q.is_gold) AND (of_run IS NULL OR q.run_id = of_run)
     ORDER BY a.since, q.priority DESC, q.deadline, q.question_id LIMIT num;
 END
 $$;

@@ -16,6 +16,8 @@ AS $$
         ('experience', true, false, '{reward, reward_final}'),
         ('experience_origin', true, false, '{}'),
         ('shared_device', true, false, '{holder, wanted_by, since}'),
+        ('gold', true, false, '{}'),
+        ('gold_rate', true, false, '{rate}'),
         ('group_baseline', true, false, '{}'),
         ('group_origin', true, false, '{}'),
         ('group_prompt', true, false, '{}'),
@@ -28,7 +30,7 @@ AS $$
         ('policy_version', true, false, '{uri, checksum, num_bytes}'),
         ('preference_pair', true, false, '{}'),
         ('review', true, false, '{answer}'),
-        ('question', true, false, '{priority, wanted, deadline, is_open}'),
+        ('question', true, false, '{priority, wanted, deadline, is_open, is_gold}'),
         ('role_baseline', true, false, '{}'),
         ('rollout', true, false, '{}'),
         ('rollout_group', true, false, '{status, trainable, closed_reason, aged_out, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
@@ -72,7 +74,7 @@ DECLARE
     -- Functions that write, but only with the owner's rights.
     owners_only CONSTANT text[] := ARRAY[
         'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'lock_purged', 'correct_verdicts',
-        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation', 'lease_questions'];
+        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation', 'lease_questions', 'lease_gold'];
     role text;
     granted record;
 BEGIN

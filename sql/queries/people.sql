@@ -1,0 +1,79 @@
+-- name: ask_people
+-- Ask people about targets, in the given order; one that was asked about before gets the new number of answers, priority and deadline.
+INSERT INTO rft.question AS q (kind, target_id, wanted, priority, deadline, author)
+SELECT %(kind)s, n.target_id, %(wanted)s, n.priority, coalesce(%(deadline)s::timestamptz, 'infinity'), %(author)s
+FROM unnest(%(target_ids)s::bigint[], %(priorities)s::float8[]) WITH ORDINALITY AS n (target_id, priority, place) ORDER BY n.place
+ON CONFLICT (target_id, kind) WHERE review_id IS NULL
+DO UPDATE SET wanted = excluded.wanted, priority = excluded.priority, deadline = excluded.deadline, is_open = q.num_answers < excluded.wanted;
+
+-- name: claim_questions
+-- Lease the next questions of a queue, and renew those that are held.
+SELECT question_id, review_id, target_id, leased_until FROM rft.claim_questions(%(queue)s, %(num)s, %(run_id)s, %(holding)s::bigint[]);
+
+-- name: renew_questions
+-- Renew leases; those that are still held.
+SELECT question_id FROM rft.renew_questions(%(question_ids)s::bigint[]) AS q (question_id);
+
+-- name: release_questions
+-- End leases.
+SELECT rft.release_questions(%(question_ids)s::bigint[]) AS n;
+
+-- name: skip_question
+-- Move a question to the end of the account's queue, or back.
+SELECT rft.skip_question(%(question_id)s, %(is_skipped)s) AS is_done;
+
+-- name: answers_of_people (read)
+-- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others; of others
+-- what stands.
+SELECT a.annotation_id, a.kind, k.type::text AS type, k.level::text AS level, k.spec, a.target_id, a.author, a.session_user_name AS account, a.value, a.seconds,
+       a.shown, o.value AS gold
+FROM rft.annotation a
+JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
+LEFT JOIN rft.rollout_group g ON g.group_id = a.group_id
+LEFT JOIN LATERAL (SELECT value FROM rft.gold WHERE kind = a.kind AND target_id = a.target_id ORDER BY gold_id DESC LIMIT 1) o ON true
+WHERE a.source IN ('human', 'import') AND NOT a.retracted AND (%(kind)s::text IS NULL OR a.kind = %(kind)s)
+  AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
+  AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[])
+      THEN rft.has_standing(a.kind, a.target_id, a.session_user_name) AND NOT EXISTS (
+          SELECT FROM rft.annotation f WHERE f.target_id = a.target_id AND f.kind = a.kind AND f.source = 'human'
+          AND f.session_user_name = a.session_user_name AND f.annotation_id < a.annotation_id)
+      ELSE NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id) END
+ORDER BY a.annotation_id;
+
+-- name: disagreements (read)
+-- Targets about which people's annotations differ and that nobody has decided on, those with the most people first.
+SELECT a.target_id, min(a.group_id) AS group_id, count(*) AS num_people,
+       jsonb_agg(jsonb_build_object('author', a.author, 'account', a.session_user_name, 'value', a.value, 'reason', a.reason) ORDER BY a.annotation_id) AS answers
+FROM rft.v_annotation a
+WHERE a.kind = %(kind)s AND a.source IN ('human', 'import') AND (%(run_id)s::bigint IS NULL OR a.run_id = %(run_id)s)
+  AND NOT EXISTS (SELECT FROM rft.annotation d WHERE d.target_id = a.target_id AND d.kind = a.kind AND d.source = 'adjudication' AND NOT d.retracted
+                  AND NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = d.annotation_id))
+GROUP BY a.target_id HAVING count(DISTINCT a.value) > 1 ORDER BY count(*) DESC, a.target_id LIMIT %(limit)s;
+
+-- name: adjudicate
+-- Decide on a target.
+SELECT rft.adjudicate(%(kind)s, %(target_id)s, %(value)s, %(why)s) AS annotation_id;
+
+-- name: add_gold
+-- Store known answers.
+INSERT INTO rft.gold (kind, target_id, value, author)
+SELECT n.kind, n.target_id, n.value, %(author)s FROM unnest(%(kinds)s::text[], %(target_ids)s::bigint[], %(json_values)s::jsonb[]) AS n (kind, target_id, value);
+
+-- name: set_gold_rate
+-- How often the queue of a kind hands out targets with a known answer.
+INSERT INTO rft.gold_rate (kind, rate) VALUES (%(kind)s, %(rate)s) ON CONFLICT (kind) DO UPDATE SET rate = excluded.rate;
+
+-- name: permit_labels
+-- Permit an account to label.
+INSERT INTO rft.label_permission (account, kind, run_id, taskset, author) VALUES (%(account)s, %(kind)s, %(run_id)s, %(taskset)s, %(author)s);
+
+-- name: doubts (read)
+-- Of targets, how little confidence the newest judge has, and the share of annotations that differ from the most frequent one.
+SELECT t.target_id, 1 - coalesce(j.confidence, 0.5) AS uncertainty, coalesce(d.differing, 0) AS disagreement
+FROM unnest(%(target_ids)s::bigint[]) AS t (target_id)
+LEFT JOIN LATERAL (
+    SELECT a.confidence FROM rft.v_annotation a WHERE a.target_id = t.target_id AND a.kind = %(kind)s AND a.source = 'judge'
+    ORDER BY a.annotation_id DESC LIMIT 1) j ON true
+LEFT JOIN LATERAL (
+    SELECT 1 - max(c.n)::double precision / sum(c.n)::double precision AS differing
+    FROM (SELECT count(*) AS n FROM rft.v_annotation a WHERE a.target_id = t.target_id AND a.kind = %(kind)s AND a.source <> 'adjudication' GROUP BY a.value) c) d ON true;
