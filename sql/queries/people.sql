@@ -77,3 +77,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT 1 - max(c.n)::double precision / sum(c.n)::double precision AS differing
     FROM (SELECT count(*) AS n FROM rft.v_annotation a WHERE a.target_id = t.target_id AND a.kind = %(kind)s AND a.source <> 'adjudication' GROUP BY a.value) c) d ON true;
+
+-- name: may_judge (read)
+-- Whether this account may decide where people disagree.
+SELECT rft.may_judge() AS may_judge;
