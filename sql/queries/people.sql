@@ -81,3 +81,7 @@ LEFT JOIN LATERAL (
 -- name: may_judge (read)
 -- Whether this account may decide where people disagree.
 SELECT rft.may_judge() AS may_judge;
+
+-- name: has_questions (read)
+-- Whether people were asked to label with a kind: then its targets are claimed.
+SELECT rft.has_questions(%(kind)s) AS has_questions;

@@ -1,7 +1,8 @@
 """`/label`, `/label/KIND` and `/compare`: labels of every kind, one target after another.
 
-A queue has what the account has not labelled yet. Judges' answers are shown as suggestions; what a person was shown is stored with the label
-(`shown`). Rankings hide where answers come from, and each person sees them in an order of their own.
+A queue has what the account has not labelled yet; where people were asked (`rft label ask`), it has the questions that the account claims. Judges'
+answers are shown as suggestions; what a person was shown is stored with the label (`shown`). Rankings hide where answers come from, and each person
+sees them in an order of their own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from rftcore.studio.tokens import HeatToken, decoder_of, heat_tokens
 from rftcore.studio.values import list_from, value_from
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import labels
-from rftdata.annotations import Annotation, LabelKind, annotate, kinds
+from rftdata.annotations import Annotation, LabelKind, annotate, kinds, questions
 from rftdata.reports.stored_rollouts import stored_experience
 
 PAGE = Page("Label", "/label", order=20)
 router = APIRouter()
 _MOST_AT_ONCE = 10
+_MOST_HELD = 200
 _MOST_ANSWERS = 9
 _QUEUES = {
     "experience": "studio_experiences_to_label",
@@ -63,21 +65,41 @@ def compare_page(visit: Visit) -> Response:
 def label_page(visit: Visit, kind: str, run: str = "") -> Response:
     """Show the queue of a kind, which then asks for items."""
     _run_id(visit, run)
-    return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=visit.fetch("studio_newest_runs"))
+    claims = visit.session.may_label and visit.fetch("has_questions", kind=kind)[0]["has_questions"]
+    runs = visit.fetch("studio_newest_runs")
+    return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=runs, claims=claims)
 
 
 @router.get("/label/{kind}/items")
 def label_items(visit: Visit, kind: str, count: int = 3, cursor: str = "", run: str = "") -> Response:
     """Return the next items of the queue after one."""
-    return _items(
-        visit, _kind(visit, kind), whole_from(cursor) or 0, min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run)
-    )
+    found, after = _kind(visit, kind), whole_from(cursor) or 0
+    rows = _queue(visit, found, after, min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run))
+    return _items(visit, found, [(row, None) for row in rows])
+
+
+@router.post("/label/{kind}/claim")
+def claim(visit: Visit, kind: str, fields: FormFields) -> Response:
+    """Return the next questions, leased to the account, and renew those that the page holds."""
+    found, run_id = _kind(visit, kind), _run_id(visit, fields.get("run", ""))
+    holding = [whole_from(each) or 0 for each in fields.get("holding", "").split(",") if each][:_MOST_HELD]
+    count = min(whole_from(fields.get("count", "")) or 0, _MOST_AT_ONCE)
+    claims = questions.claim(visit.buffer, kind, count, run_id=run_id, holding=holding)
+    return _items(visit, found, [(_row(visit, found, each.target_id), each.question_id) for each in claims])
+
+
+@router.post("/label/{kind}/skip")
+def skip(visit: Visit, kind: str, fields: FormFields) -> Response:
+    """Move a question to the end of the account's queue."""
+    moved = questions.skip(visit.buffer, whole_from(fields.get("question", "")) or 0)
+    return JSONResponse({"kind": kind, "is_moved": moved})
 
 
 @router.get("/label/{kind}/item/{target_id}")
 def label_item(visit: Visit, kind: str, target_id: int) -> Response:
     """Return one item."""
-    return _items(visit, _kind(visit, kind), target_id - 1, 1, None)
+    found = _kind(visit, kind)
+    return _items(visit, found, [(_row(visit, found, target_id), None)])
 
 
 @router.get("/label/{kind}/progress")
@@ -137,10 +159,21 @@ def _kind(visit: VisitOf, name: str) -> LabelKind:
     return found
 
 
-def _items(visit: VisitOf, kind: LabelKind, after: int, count: int, run_id: int | None) -> Response:
-    rows = visit.buffer.database.fetch_by_index(
+def _queue(visit: VisitOf, kind: LabelKind, after: int, count: int, run_id: int | None) -> list[dict[str, Any]]:
+    return visit.buffer.database.fetch_by_index(
         _QUEUES[kind.target], kind=kind.kind, after=after, count=count, run_id=run_id
     )
+
+
+def _row(visit: VisitOf, kind: LabelKind, target_id: int) -> dict[str, Any] | None:
+    """Return a target; None if it was labelled or purged meanwhile."""
+    rows = _queue(visit, kind, target_id - 1, 1, None)
+    return rows[0] if rows and rows[0]["target_id"] == target_id else None
+
+
+def _items(visit: VisitOf, kind: LabelKind, found_rows: list[tuple[dict[str, Any] | None, int | None]]) -> Response:
+    """Return targets, each with the question that was claimed."""
+    rows = [{**row, "question_id": question_id} for row, question_id in found_rows if row is not None]
     ids = sorted({each for row in rows for each in row["experience_ids"]})
     found = visit.buffer.database.fetch_by_index("studio_items", experience_ids=ids) if ids else []
     texts = {each["experience_id"]: each for each in found}

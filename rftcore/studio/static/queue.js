@@ -19,20 +19,29 @@ const undone = [];
 const shown = new Map(); // item -> article, for the newest answers
 const answered = new Set(done.map((each) => each.fields.item));
 let since = 0;
+const isClaiming = place?.dataset.claims !== undefined; // questions are leased to this account
+const skipped = new Set(); // questions that come again at the end
 
-async function items(url) {
-  const response = await fetch(url);
+async function items(url, request) {
+  const response = await fetch(url, request);
   if (!response.ok) throw new Error(await response.text());
   const template = document.createElement("template");
   template.innerHTML = await response.text();
   return [...template.content.querySelectorAll("article")];
 }
 
+// The next questions; those that this page holds are renewed.
+function claim(count) {
+  const held = [current, ...ready].map((each) => each?.dataset.question).filter(Boolean);
+  const body = new URLSearchParams({ count, run: place.dataset.run, holding: [...held, ...skipped].join(",") });
+  return items(`${place.dataset.path}/claim`, { method: "POST", headers: { "X-Studio-Token": document.body.dataset.token }, body });
+}
+
 function fetchAhead() {
   fetching ??= (async () => {
     try {
       const query = new URLSearchParams({ count: AHEAD, cursor, run: place.dataset.run });
-      const found = await items(`${place.dataset.path}/items?${query}`);
+      const found = await (isClaiming ? claim(AHEAD) : items(`${place.dataset.path}/items?${query}`));
       if (found.length) cursor = found.at(-1).dataset.cursor;
       isAtEnd = found.length < AHEAD;
       const known = new Set([current, ...ready].map((each) => each?.dataset.itemId));
@@ -73,6 +82,7 @@ async function next() {
     if (!ready.length && cursor) {
       // The end: what was skipped comes again, and what became urgent meanwhile.
       cursor = "";
+      skipped.clear();
       isAtEnd = false;
       while (!ready.length && !isAtEnd) await fetchAhead();
       if (ready.length && hasSkipped) say(place.dataset.again);
@@ -163,6 +173,10 @@ if (place) {
   });
   document.getElementById("skip").addEventListener("click", () => {
     hasSkipped = true;
+    if (current?.dataset.question) {
+      skipped.add(current.dataset.question);
+      write(`${place.dataset.path}/skip`, { question: current.dataset.question });
+    }
     next();
   });
   document.getElementById("undo").addEventListener("click", undo);
@@ -174,5 +188,6 @@ if (place) {
       next();
     }
   });
+  if (isClaiming) setInterval(() => claim(0).catch(() => {}), 60_000);
   next();
 }

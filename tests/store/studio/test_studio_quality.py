@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
@@ -38,6 +40,31 @@ def test_the_owner_sees_agreement_and_decides(buffer: Buffer, people: list[psyco
         assert 'name="target_id"' not in client.get("/quality/good").text
         assert "100 %" in client.get("/quality").text
         assert client.get("/quality/missing").status_code == 404
+
+
+def test_what_people_are_asked_is_claimed_skipped_and_answered(
+    buffer: Buffer, people: list[psycopg.Connection]
+) -> None:
+    with (
+        open_site(buffer) as site,
+        account(buffer, "studio_quality_eve", "rft_labeler") as name,
+        site.account(name) as client,
+    ):
+        assert "data-claims" not in client.get("/label/good").text
+        buffer.sql("INSERT INTO rft.question (kind, target_id) SELECT 'good', i FROM generate_series(3, 4) i")
+        assert "data-claims" in client.get("/label/good").text
+
+        def claimed(**fields: str) -> list[str]:
+            page = client.post("/label/good/claim", data={"count": "1", **fields}).text
+            return re.findall(r'data-item-id="(\d+)" data-cursor="\d+" data-question="\d+"', page)
+
+        held = str(buffer.sql("SELECT question_id AS q FROM rft.question WHERE target_id = 3")["q"][0].as_py())
+        assert claimed() == ["3"] and claimed(holding=held) == ["4"]
+        assert client.post("/label/good/skip", data={"question": held}).json() == {"kind": "good", "is_moved": True}
+        answer = {"item": "4", "value": "no", "key": "k"}
+        assert client.post("/label/good/answer", data=answer).status_code == 200
+        assert claimed() == ["3"]
+        assert people[0].execute("SELECT * FROM rft.claim_questions('good', 5)").fetchall() == []
 
 
 def test_a_labeller_decides_nothing(buffer: Buffer, people: list[psycopg.Connection]) -> None:

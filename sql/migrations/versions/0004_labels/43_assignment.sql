@@ -117,3 +117,8 @@ AS $$
     SELECT count(*) > 0 FROM done
 $$;
 COMMENT ON FUNCTION rft.skip_question(bigint, boolean) IS 'Moves a question to the end of the session account''s queue, or back (is_skipped false) to its place; returns whether it did. Its place is free for others. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.has_questions(of_queue text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT EXISTS (SELECT FROM rft.question q WHERE q.queue = of_queue) $$;
+COMMENT ON FUNCTION rft.has_questions(text) IS 'Returns whether people were ever asked in a queue: then its questions are claimed. Owner''s rights, since labellers see no questions; it tells nothing else.';

@@ -88,7 +88,7 @@ BEGIN
     END LOOP;
     -- Row security of rft.annotation asks it in every session.
     FOREACH role IN ARRAY held LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION rft.has_annotated(text, bigint) TO %I', role);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION rft.has_annotated(text, bigint), rft.has_questions(text) TO %I', role);
     END LOOP;
     -- What reads runs with its caller's rights. A trigger's function needs no right to run, only to be attached to a table, which no role may.
     FOR granted IN
