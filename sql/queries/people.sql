@@ -20,7 +20,7 @@ SELECT rft.release_questions(%(question_ids)s::bigint[]) AS n;
 
 -- name: skip_question
 -- Move a question to the end of the account's queue, or back.
-SELECT rft.skip_question(%(question_id)s, %(is_skipped)s) AS is_done;
+SELECT CASE WHEN %(is_skipped)s THEN rft.skip_question(%(question_id)s) ELSE rft.unskip_question(%(question_id)s) END AS is_done;
 
 -- name: answers_of_people (read)
 -- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others; of others

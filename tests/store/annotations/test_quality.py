@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -122,8 +123,14 @@ def test_the_order_of_the_queue_follows_doubt(buffer: Buffer, people: list[psyco
 
 
 def test_the_commands_ask_measure_and_decide(
-    buffer: Buffer, people: list[psycopg.Connection], capsys: pytest.CaptureFixture[str]
+    buffer: Buffer,
+    people: list[psycopg.Connection],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path))
+
     def rft(*words: str) -> str:
         assert run_command(["label", *words, "--buffer", buffer.config.uri]) == 0
         return capsys.readouterr().out

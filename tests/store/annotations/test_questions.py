@@ -105,7 +105,7 @@ def test_a_skipped_question_comes_last_and_can_be_taken_back(
         assert claim(ada) == [target]
         add(ada, "good", target)
     assert claim(ada) == [1]
-    rows(ada, "SELECT rft.skip_question(1), rft.skip_question(1, false)")
+    assert rows(ada, "SELECT rft.skip_question(1)") == rows(ada, "SELECT rft.unskip_question(1)") == [(True,)]
     assert claim(bob) == [1]  # its place was free
 
 

@@ -108,15 +108,25 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.release_questions(bigint[]) IS 'Ends the session account''s leases, so that others can claim the questions. Owner''s rights, to write assignments.';
 
-CREATE FUNCTION rft.skip_question(id bigint, is_skipped boolean DEFAULT true) RETURNS boolean
+CREATE FUNCTION rft.skip_question(id bigint) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     WITH done AS (
-        UPDATE rft.assignment a SET state = CASE WHEN is_skipped THEN 'skipped' ELSE 'leased' END::rft.assignment_state, leased_until = rft.clock(), since = rft.clock()
-        WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = CASE WHEN is_skipped THEN 'leased' ELSE 'skipped' END::rft.assignment_state RETURNING 1)
+        UPDATE rft.assignment a SET state = 'skipped', leased_until = rft.clock(), since = rft.clock()
+        WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = 'leased' RETURNING 1)
     SELECT count(*) > 0 FROM done
 $$;
-COMMENT ON FUNCTION rft.skip_question(bigint, boolean) IS 'Moves a question to the end of the session account''s queue, or back (is_skipped false) to its place; returns whether it did. Its place is free for others. Owner''s rights, to write assignments.';
+COMMENT ON FUNCTION rft.skip_question(bigint) IS 'Moves a question to the end of the session account''s queue; returns whether it did. Its place is free for others. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.unskip_question(id bigint) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH done AS (
+        UPDATE rft.assignment a SET state = 'leased', leased_until = rft.clock(), since = rft.clock()
+        WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = 'skipped' RETURNING 1)
+    SELECT count(*) > 0 FROM done
+$$;
+COMMENT ON FUNCTION rft.unskip_question(bigint) IS 'Moves a skipped question back to its place in the session account''s queue; returns whether it did. Owner''s rights, to write assignments.';
 
 CREATE FUNCTION rft.has_questions(of_queue text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
