@@ -251,3 +251,34 @@ def test_an_account_with_permissions_labels_only_what_they_cover(
     buffer.sql("UPDATE rft.label_permission SET revoked_at = now()")
     with refused():
         label(ada)
+
+
+def test_no_table_view_or_function_shows_a_blind_answer_before_ones_own(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, _ = people
+    define_kinds(buffer, [LabelKind("critique", "text", blind=True)], author="owner")
+    ask(buffer, "critique", wanted=2)
+    assert claim(ada, "critique") == [1] and claim(bob, "critique") == [1]
+    add(ada, "critique", 1, '"SECRET-OF-ADA"')
+    places = rows(
+        bob,
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind IN ('r', 'v')",
+    )
+    assert len(places) > 60
+
+    def seen() -> list[str]:
+        return [
+            p
+            for (p,) in places
+            if rows(bob, f"SELECT count(*) FROM {p} t WHERE t::text LIKE '%SECRET-OF-ADA%'") != [(0,)]
+        ]
+
+    assert seen() == []
+    account = ada.info.user
+    assert rows(
+        bob, f"SELECT rft.has_standing('critique', 1, '{account}'), rft.num_people_who_said('critique', 1)"
+    ) == [(False, 0)]
+    assert claim(bob, "critique") == [1]
+    add(bob, "critique", 1, '"mine"')
+    assert {"rft.annotation", "rft.v_annotation"} <= set(seen())
