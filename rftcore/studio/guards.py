@@ -4,6 +4,7 @@
 - A body is at most 1 MB.
 - A request that may write comes from a page of the studio: the browser says so (Sec-Fetch-Site, or Origin in older browsers), and it carries the
   token of its session in a header, which forms of other sites cannot send. Only `/sign-in` has no session yet.
+- A write names the buffer, the account and the author under which the page wrote it. Under others it is refused, and waits in the tab.
 - All paths but `/sign-in`, `/static/` and the one-time address need a session.
 - Answers have a content security policy without inline scripts and styles, and are not stored by browsers or proxies.
 
@@ -25,6 +26,7 @@ from rftcore.studio.settings import StudioSettings
 
 MAX_BODY = 2**20
 WRITE_TOKEN = "x-studio-token"
+IDENTITY = "x-studio-identity"
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -110,11 +112,18 @@ class Guards:
             return None
         if session is None:
             return _sign_in_first(scope, headers)
+        if is_write and headers.get(IDENTITY) != session.identity:
+            return _OF_ANOTHER
         if is_write and headers.get(WRITE_TOKEN) != session.write_token:
             return 403, "The page is older than your session: load it again.", []
         return None
 
 
+_OF_ANOTHER: tuple[int, str, list[tuple[str, str]]] = (
+    403,
+    "This was entered under another account, or for another buffer. It is kept in this tab: sign in with that account again to send it.",
+    [],
+)
 _TOO_LARGE: tuple[int, str, list[tuple[str, str]]] = (413, "A request has at most 1 MB.", [])
 
 

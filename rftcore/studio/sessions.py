@@ -10,6 +10,7 @@ OIDC, belongs into `Sessions` beside them: a method that checks a proof of ident
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import threading
@@ -37,6 +38,7 @@ class Session:
     Attributes:
         cookie: secret that identifies the session; only in the cookie.
         write_token: secret that writes must carry; only in pages.
+        identity: of buffer, account and author. Pages keep what they have not sent under it, and every write names it.
         author: author of what the person writes.
         account: the account of the database.
         buffer: the buffer, with connections of the account.
@@ -49,9 +51,15 @@ class Session:
     buffer: Buffer
     may_label: bool
     is_owner: bool
+    identity: str
     cookie: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     write_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     last_used: float = field(default_factory=time.monotonic)
+
+
+def _identity(buffer: Buffer, account: str, author: str) -> str:
+    buffer_id = buffer.database.fetch("buffer_id")[0]["buffer_id"].hex
+    return hashlib.sha256(f"{buffer_id}\0{account}\0{author}".encode()).hexdigest()[:24]
 
 
 class Sessions:
@@ -117,7 +125,8 @@ class Sessions:
                 f"the account {rights['account']} may not read the buffer",
                 todo=f"its owner allows it: GRANT rft_labeler TO {rights['account']}",
             )
-        session = Session(author, rights["account"], buffer, rights["may_label"], is_owner)
+        identity = _identity(buffer, rights["account"], author)
+        session = Session(author, rights["account"], buffer, rights["may_label"], is_owner, identity)
         with self._lock:
             ended = self._remove_idle()
             is_full = len(self._sessions) >= MAX_SESSIONS

@@ -51,9 +51,9 @@ class Site:
 
 
 def _with_token(client: httpx.Client) -> httpx.Client:
-    found = re.search(r'data-token="([^"]+)"', client.get("/review").text)
+    found = re.search(r'data-token="([^"]+)" data-identity="([^"]+)"', client.get("/review").text)
     assert found is not None
-    client.headers["X-Studio-Token"] = found[1]
+    client.headers["X-Studio-Token"], client.headers["X-Studio-Identity"] = found[1], found[2]
     return client
 
 

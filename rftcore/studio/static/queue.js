@@ -5,7 +5,7 @@ import { problem } from "./problems.js";
 
 const place = document.getElementById("queue");
 const AHEAD = 4;
-const DONE = `rft-studio-done ${document.body.dataset.account} ${place?.dataset.path}`;
+const DONE = `rft-studio-done ${document.body.dataset.identity} ${place?.dataset.path}`;
 
 const actions = document.getElementById("actions");
 const ready = []; // items fetched ahead, in order

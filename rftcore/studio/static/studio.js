@@ -8,9 +8,10 @@ import "./ranking.js";
 import "./spans.js";
 import { problem } from "./problems.js";
 
-// htmx: every request carries the session's token; answers of the guards are plain text, and become a message.
+// htmx: every request carries the session's token and identity; answers of the guards are plain text, and become a message.
 document.addEventListener("htmx:configRequest", (event) => {
   event.detail.headers["X-Studio-Token"] = document.body.dataset.token;
+  event.detail.headers["X-Studio-Identity"] = document.body.dataset.identity;
 });
 document.addEventListener("htmx:beforeSwap", (event) => {
   const type = event.detail.xhr.getResponseHeader("content-type") || "";

@@ -1,11 +1,12 @@
 // Writes that survive a lost connection, a restarted studio and a reload: they wait in the tab's storage and are sent one after another.
-// The server recognises a write that it has stored before, so sending one twice does no harm. What waits belongs to the account that wrote it: another
-// account that signs in in the tab neither sends nor sees it.
+// The server recognises a write that it has stored before, so sending one twice does no harm. What waits belongs to the buffer, the account and
+// the author (identity) under which it was written: another account in the tab, or the studio of another buffer, neither sends nor sees it.
 import { problem } from "./problems.js";
 
-const STORE = `rft-studio-writes ${document.body.dataset.account}`;
-const RECEIPTS = `rft-studio-receipts ${document.body.dataset.account}`;
-const AGAIN = new Set([401, 403, 502, 503, 504]); // signed out, a page older than the session, or nobody to answer
+const IDENTITY = document.body.dataset.identity;
+const STORE = `rft-studio-writes ${IDENTITY}`;
+const RECEIPTS = `rft-studio-receipts ${IDENTITY}`;
+const AGAIN = new Set([401, 403, 502, 503, 504]); // signed out, another account, a page older than the session, or nobody to answer
 let waiting = JSON.parse(sessionStorage.getItem(STORE) || "[]");
 let receipts = JSON.parse(sessionStorage.getItem(RECEIPTS) || "[]"); // [key, answer] of the newest stored writes
 let isSending = false;
@@ -53,7 +54,7 @@ async function attempt({ key, url, fields }) {
   const filled = Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, resolved(value)]));
   const response = await fetch(url, {
     method: "POST",
-    headers: { "X-Studio-Token": document.body.dataset.token, Accept: "application/json" },
+    headers: { "X-Studio-Token": document.body.dataset.token, "X-Studio-Identity": IDENTITY, Accept: "application/json" },
     body: new URLSearchParams({ ...filled, key }),
   });
   const isJson = (response.headers.get("content-type") || "").includes("json");

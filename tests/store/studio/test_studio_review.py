@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import rftdata
+from tests.support import studio_run
 from tests.support.browsers import PATIENCE_MS, violations
-from tests.support.studio_site import PASSWORD, Site
+from tests.support.ports import closed_port
+from tests.support.studio_site import PASSWORD, Site, open_site
 from tests.support.waiting import wait_until
 
 
@@ -97,42 +100,110 @@ def test_undo_and_redo_work_over_several_items(page: Any, studio_buffer: rftdata
     assert state(studio_buffer, first)[1] == "pass" and state(studio_buffer, second)[1] == "drop"
 
 
-def test_what_waits_in_a_tab_is_sent_by_the_account_that_wrote_it_alone(
-    browser: Any, site: Site, studio_buffer: rftdata.Buffer, ada: str, bob: str
-) -> None:
-    def sign_in(name: str) -> None:
-        page.goto(site.origin)
-        page.get_by_label("Name").fill(name)
-        page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Sign in").click()
-        page.wait_for_selector("article.item")
+def sign_in(page: Any, site: Site, name: str) -> None:
+    page.goto(site.origin)
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_selector("article.item")
 
-    def answers() -> list[str]:
-        query = "SELECT DISTINCT ON (experience_id) session_user_name AS account FROM rft.label WHERE label_id > %s ORDER BY experience_id, label_id"
-        return [str(name) for name in studio_buffer.sql(query, [newest])["account"].to_pylist()]
 
-    newest = studio_buffer.sql("SELECT coalesce(max(label_id), 0) AS n FROM rft.label")["n"][0].as_py()
+def sign_out(page: Any) -> None:
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/sign-in*")
+
+
+def newest_label(buffer: rftdata.Buffer) -> int:
+    return int(buffer.sql("SELECT coalesce(max(label_id), 0) AS n FROM rft.label")["n"][0].as_py())
+
+
+def accounts_since(buffer: rftdata.Buffer, newest: int) -> list[str]:
+    """Return the account of the newest label of each experience that was labelled after a label."""
+    query = "SELECT DISTINCT ON (experience_id) session_user_name AS account FROM rft.label WHERE label_id > %s ORDER BY experience_id, label_id"
+    return [str(name) for name in buffer.sql(query, [newest])["account"].to_pylist()]
+
+
+@pytest.fixture
+def own_context(browser: Any) -> Iterator[Any]:
+    """A browser in which nobody has signed in."""
     context = browser.new_context(locale="en")
     context.set_default_timeout(PATIENCE_MS)
+    yield context
+    context.close()
+
+
+def new_tab(context: Any) -> Any:
     page = context.new_page()
     page.on("dialog", lambda dialog: dialog.accept())
-    sign_in(ada)
-    context.route("**/review/answer", lambda route: route.abort())
+    return page
+
+
+def test_what_waits_in_a_tab_is_sent_by_the_account_that_wrote_it_alone(
+    own_context: Any, site: Site, studio_buffer: rftdata.Buffer, ada: str, bob: str
+) -> None:
+    newest = newest_label(studio_buffer)
+    page = new_tab(own_context)
+    sign_in(page, site, ada)
+    own_context.route("**/review/answer", lambda route: route.abort())
     first = page.locator("article.item").get_attribute("data-item-id")
     page.keyboard.press("0")
     page.locator("#state", has_text="not stored yet: 1").wait_for()
-    page.get_by_role("button", name="Sign out").click()
-    page.wait_for_url("**/sign-in*")
-    context.unroute("**/review/answer")
-    sign_in(bob)
+    sign_out(page)
+    own_context.unroute("**/review/answer")
+    sign_in(page, site, bob)
     assert page.locator("article.item").get_attribute("data-item-id") == first, "it is open for bob"
     page.wait_for_timeout(500)
-    assert answers() == []
-    page.get_by_role("button", name="Sign out").click()
-    page.wait_for_url("**/sign-in*")
-    sign_in(ada)
-    wait_until(lambda: answers() == [ada])
-    context.close()
+    assert accounts_since(studio_buffer, newest) == []
+    sign_out(page)
+    sign_in(page, site, ada)
+    wait_until(lambda: accounts_since(studio_buffer, newest) == [ada])
+
+
+def test_a_page_whose_account_was_replaced_in_another_tab_keeps_its_answer(
+    own_context: Any, site: Site, studio_buffer: rftdata.Buffer, ada: str, bob: str
+) -> None:
+    newest = newest_label(studio_buffer)
+    page, other = new_tab(own_context), new_tab(own_context)
+    sign_in(page, site, ada)
+    other.goto(f"{site.origin}/runs")
+    sign_out(other)
+    sign_in(other, site, bob)
+    reward, _ = state(studio_buffer, shown(page))
+    page.keyboard.press("0" if reward else "1")
+    page.locator("#state", has_text="entered under another account").wait_for()
+    page.reload()
+    page.wait_for_selector("article.item")
+    page.wait_for_timeout(500)
+    assert accounts_since(studio_buffer, newest) == []
+    sign_out(page)
+    sign_in(page, site, ada)
+    wait_until(lambda: accounts_since(studio_buffer, newest) == [ada])
+
+
+def test_what_waits_in_a_tab_stays_with_its_buffer(
+    own_context: Any, studio_buffer: rftdata.Buffer, buffer: rftdata.Buffer
+) -> None:
+    studio_run.ask(buffer, studio_run.store(buffer))
+    with buffer.database.connection() as connection:
+        connection.execute(
+            "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
+        )  # databases of tests are copies of one
+    page = new_tab(own_context)
+    with closed_port() as port:
+        with open_site(studio_buffer, port=port) as first:
+            page.goto(first.server.address())
+            page.wait_for_selector("article.item")
+            own_context.route("**/review/answer", lambda route: route.abort())
+            page.keyboard.press("0")
+            page.locator("#state", has_text="not stored yet: 1").wait_for()
+        own_context.unroute("**/review/answer")
+        with open_site(buffer, port=port) as second:
+            page.goto(second.server.address())
+            page.wait_for_selector("article.item")
+            page.wait_for_timeout(500)
+            assert page.locator("#state").inner_text() == ""
+    rows = buffer.sql("SELECT review_id FROM rft.review WHERE answer IS NOT NULL")
+    assert rows.num_rows == 0
 
 
 def test_a_skipped_item_comes_again_at_the_end(page: Any, studio_buffer: rftdata.Buffer) -> None:

@@ -134,6 +134,17 @@ def test_a_write_without_the_token_of_the_session_is_refused(site: Site) -> None
         assert other.post("/review/answer", data=ANSWER, headers={"X-Studio-Token": token}).status_code == 403
 
 
+def test_a_write_made_under_another_account_is_refused(site: Site, ada: str, bob: str) -> None:
+    with site.account(ada) as first, site.account(bob) as second:
+        # The page of bob has loaded, with its token, but what it sends was entered by ada.
+        answer = second.post(
+            "/review/answer", data=ANSWER, headers={"X-Studio-Identity": first.headers["X-Studio-Identity"]}
+        )
+        assert answer.status_code == 403 and "entered under another account" in answer.text
+        del second.headers["X-Studio-Identity"]
+        assert second.post("/review/answer", data=ANSWER).status_code == 403
+
+
 def test_no_get_route_writes(site: Site, studio_buffer: rftdata.Buffer) -> None:
     with site.owner() as client:
         for path in ("/review/answer", "/review/undo", "/sign-out", "/language"):
