@@ -43,7 +43,7 @@ EXAMPLES = {
     "explorer": "explorer:\n  engine: vllm\n  engine_args: {dtype: bfloat16}\n  workflow: single_turn\n  workflow_args: {system: Answer with a number.}\n"
     "  reward: ./reward.py:score\n  max_tokens: 512",
     "trainer": "trainer: {batch_groups: 16, learning_rate: 1.0e-6, warmup_steps: 10, lr_schedule: cosine, lora: {rank: 16, alpha: 32}}",
-    "sampling": "sampling:\n  source: {sql: \"select pair_id from rft.v_pair where run = 'sums' and stands\"}\n  epochs: 2",
+    "sampling": "sampling:\n  source: {sql: \"select pair_id from rft.v_preferred_pair where run = 'sums'\"}\n  epochs: 2",
     "sync": "sync: {interval: 1, offset: 1}",
     "eval": "eval:\n  every: 20\n  decodings: [greedy]\n  tasks:\n    - {name: held-out, source: test.jsonl, prompt: question, answer: answer}",
     "labels": "labels:\n  kinds:\n    - {kind: helpful, type: choice, target: experience, spec: {choices: [good, bad]}, instruction: Tell whether it helps.}",

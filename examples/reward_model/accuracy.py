@@ -13,9 +13,7 @@ from pathlib import Path
 import rftdata
 from rftcore.rewards.reward_model import RewardModel
 
-HELD_OUT = (
-    "select chosen_id, rejected_id from rft.v_pair where run = 'sort-collect' and source = 'human' and group_id % 5 = 0"
-)
+HELD_OUT = "select chosen_id, rejected_id from rft.v_preferred_pair where run = 'sort-collect' and source = 'human' and group_id % 5 = 0"
 
 
 def main() -> None:

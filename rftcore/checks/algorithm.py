@@ -266,7 +266,7 @@ def check_source(algorithm: Algorithm, has_source: bool) -> None:
     if algorithm.draws_pairs and not has_source:
         raise ConfigError(
             f"{algorithm.name} learns from preference pairs, which are stored",
-            todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}; or set"
+            todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_preferred_pair where …}; or set"
             " algorithm.pairs: {} to form them from the rewards of the groups that the run samples",
         )
 

@@ -82,8 +82,7 @@ def labels(
     """Store the preference pairs that people's rankings and edits of RUN give; pairs that are already stored are skipped.
 
     A ranking compares every two of its answers. An edited response (`rft label edits`) is better than what was edited.
-    rft.v_preference has what each person prefers; rft.v_pair shows how many people compared a pair, the share that agrees, and
-    whether most of them still prefer the chosen answer.
+    rft.v_preference has what each person prefers; rft.v_preferred_pair has each pair on which most people agree once, with their number and share.
     """
     from rftcore.cli.output import print_json
     from rftcore.pipeline.pairs import pairs_of_labels
@@ -140,8 +139,8 @@ def _print_preferred(found: PreferredPairs) -> None:
     if found.num_pairs and found.stored:
         more = ", include_dropped: true" if found.include_dropped else ""
         print(
-            'train on them: sampling.source: {sql: "select pair_id from rft.v_pair where '
-            f"run in ('{found.run}', '{found.run}-edits') and source in ('ranking', 'edit') and stands\"{more}}}"
+            'train on them: sampling.source: {sql: "select pair_id from rft.v_preferred_pair where '
+            f"run in ('{found.run}', '{found.run}-edits')\"{more}}}"
         )
 
 
@@ -164,5 +163,5 @@ def _print_built(built: BuiltPairs) -> None:
     if built.num_pairs and built.stored:
         more = ", include_dropped: true" if built.include_dropped else ""
         print(
-            f"train on them: sampling.source: {{sql: \"select pair_id from rft.v_pair where run = '{built.run}' and stands\"{more}}}"
+            f"train on them: sampling.source: {{sql: \"select pair_id from rft.v_preferred_pair where run = '{built.run}'\"{more}}}"
         )

@@ -92,19 +92,27 @@ SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotations(%(label_
 SELECT DISTINCT kind FROM rft.label_kind ORDER BY kind;
 
 -- name: labels_of_experiences
--- Annotations of kinds that stand about experiences, and about their rollouts, groups and tasks, the oldest first.
-SELECT e.experience_id, k.kind, a.type::text AS type, a.value, a.source::text AS source
-FROM unnest(%(experience_ids)s::bigint[]) AS i (experience_id)
-CROSS JOIN unnest(%(kinds)s::text[]) AS k (kind)
-CROSS JOIN LATERAL (SELECT target FROM rft.label_kind WHERE kind = k.kind LIMIT 1) d
-CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE experience_id = i.experience_id OFFSET 0) e
-CROSS JOIN LATERAL (SELECT task_id FROM rft.rollout_group WHERE group_id = e.group_id OFFSET 0) g
-CROSS JOIN LATERAL (
-    SELECT * FROM rft.annotation
-    WHERE target_id = CASE d.target WHEN 'experience' THEN e.experience_id WHEN 'rollout' THEN e.rollout_id WHEN 'group' THEN e.group_id ELSE g.task_id END
-      AND kind = k.kind AND NOT retracted OFFSET 0) a
-WHERE NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
-ORDER BY a.annotation_id;
+-- Annotations of kinds that stand about experiences, and about their rollouts, groups and tasks, the oldest first. Of each person the newest one;
+-- suggestions and adjudications apart.
+SELECT experience_id, kind, type, value, source
+FROM (
+    SELECT DISTINCT ON (e.experience_id, k.kind, c.part, c.person)
+           e.experience_id, k.kind, a.type::text AS type, a.value, a.source::text AS source, a.annotation_id
+    FROM unnest(%(experience_ids)s::bigint[]) AS i (experience_id)
+    CROSS JOIN unnest(%(kinds)s::text[]) AS k (kind)
+    CROSS JOIN LATERAL (SELECT target FROM rft.label_kind WHERE kind = k.kind LIMIT 1) d
+    CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE experience_id = i.experience_id OFFSET 0) e
+    CROSS JOIN LATERAL (SELECT task_id FROM rft.rollout_group WHERE group_id = e.group_id OFFSET 0) g
+    CROSS JOIN LATERAL (
+        SELECT * FROM rft.annotation
+        WHERE target_id = CASE d.target WHEN 'experience' THEN e.experience_id WHEN 'rollout' THEN e.rollout_id WHEN 'group' THEN e.group_id ELSE g.task_id END
+          AND kind = k.kind AND NOT retracted OFFSET 0) a
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN a.source IN ('judge', 'rule') THEN a.annotation_id WHEN a.source = 'adjudication' THEN -1 ELSE 0 END AS part,
+               rft.person(a.author, a.session_user_name, (SELECT rft.shared_accounts())::text[]) AS person) c
+    WHERE NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
+    ORDER BY e.experience_id, k.kind, c.part, c.person, a.annotation_id DESC) one
+ORDER BY annotation_id;
 
 -- name: newest_annotations
 -- The newest annotation of kinds about groups and what belongs to them.

@@ -30,10 +30,10 @@ FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_i
 ON CONFLICT DO NOTHING;
 
 -- name: pairs_that_stand (read)
--- The pairs of a run that its rewards still support, with their texts.
+-- The pairs of a run that people prefer or its rewards still support, each once, with their texts.
 SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, rejected_reward, margin, chosen_tokens, rejected_tokens,
        source::text AS source, author, chosen_id, rejected_id, label_cut
-FROM rft.v_pair WHERE run_id = %(run_id)s AND stands ORDER BY pair_id;
+FROM rft.v_preferred_pair WHERE run_id = %(run_id)s ORDER BY pair_id;
 
 -- name: preferred_pairs (read)
 -- The pairs of a run that people's rankings and edits compare, with the share of all comparisons in which the chosen one is better; at an even share

@@ -15,6 +15,7 @@ from rftdata import Buffer, Group, Rollout, labels
 from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds
 from rftdata.attempts.stored_selection import select
 from rftdata.errors import QueryError
+from tests.store.conftest import Login
 from tests.support.chat_tokenizers import chat_tokenizer
 
 ASK = [{"role": "user", "content": "1 + 1?"}]
@@ -112,6 +113,58 @@ def test_the_command_prints_what_to_select(
     assert json.loads(capsys.readouterr().out)["num_pairs"] == 2
     assert run_command(arguments) == 0
     out = capsys.readouterr().out
-    assert "2 pairs from labels of source, 0 of them from edits, 0 of them new" in out and "and stands" in out
+    assert "2 pairs from labels of source, 0 of them from edits, 0 of them new" in out and "rft.v_preferred_pair" in out
     assert run_command([*arguments, "--min-agreement", "0.3"]) == 2
     assert "allowed: 0.5 to 1" in capsys.readouterr().err
+
+
+def test_two_answers_are_selected_once_and_never_both_ways(stored: Buffer) -> None:
+    insert = "INSERT INTO rft.preference_pair (chosen_id, rejected_id, author) VALUES (%s, %s, %s)"
+    for chosen, rejected, author in [(1, 2, "ada"), (1, 2, "bob"), (2, 1, "eve"), (3, 1, "ada"), (1, 3, "bob")]:
+        stored.sql(insert, [chosen, rejected, author])
+    rank(stored, "joe", [1], [2])
+    build(stored)
+    chosen = "SELECT pair_id, chosen_id, rejected_id, num_people, agreement FROM rft.v_preferred_pair ORDER BY 1"
+    assert [tuple(row.values()) for row in stored.sql(chosen).to_pylist()] == [(1, 1, 2, 4, 0.75)]
+    assert select(stored.database, "select pair_id from rft.v_preferred_pair").item_ids == (1,)
+    # One person who prefers either answer is undecided, and has one vote.
+    stored.sql(insert, [2, 1, "joe"])
+    stored.sql(insert, [2, 1, "ann"])
+    assert pairs(stored, "pair_id = 1") == [(1, 2, 5, pytest.approx(0.5))] and stored.sql(chosen).num_rows == 0
+
+
+def test_rewards_decide_on_what_nobody_compared_and_people_on_the_rest(stored: Buffer) -> None:
+    for reward, experience in [(1.0, 1), (0.5, 2)]:
+        stored.sql("UPDATE rft.experience SET reward = %s WHERE experience_id = %s", [reward, experience])
+    built = "INSERT INTO rft.preference_pair (chosen_id, rejected_id, source, author) VALUES (%s, %s, 'rewards', 'x')"
+    for chosen, rejected in [(1, 2), (1, 3), (2, 3)]:
+        stored.sql(built, [chosen, rejected])
+    for chosen, rejected in [(3, 1), (2, 3)]:
+        stored.sql(
+            "INSERT INTO rft.preference_pair (chosen_id, rejected_id, author) VALUES (%s, %s, 'ada')",
+            [chosen, rejected],
+        )
+    chosen = stored.sql("SELECT chosen_id, rejected_id, source::text FROM rft.v_preferred_pair ORDER BY 1").to_pylist()
+    assert [tuple(row.values()) for row in chosen] == [(1, 2, "rewards"), (2, 3, "human"), (3, 1, "human")]
+
+
+def test_an_account_is_one_person_whatever_authors_it_gives(stored: Buffer, login: Login) -> None:
+    ada, bob = login("rft_labeler"), login("rft_other_labeler")
+    for account, authors in [(ada, ("ada", "anna", "ann")), (bob, ("bob",))]:
+        for author in authors:
+            pair = [1, 2] if account is ada else [2, 1]
+            account.execute(
+                "INSERT INTO rft.preference_pair (chosen_id, rejected_id, author) VALUES (%s, %s, %s)",
+                [*pair, author],
+            )
+            account.execute(
+                "INSERT INTO rft.annotation (kind, target_id, value, author) VALUES ('order', 1, %s, %s)",
+                [json.dumps({"order": [[i] for i in pair]}), author],
+            )
+    assert pairs(stored, "pair_id = 1") == [(1, 2, 2, 0.5)]
+    # The owner writes for several people.
+    for author in ("eve", "joe"):
+        rank(stored, author, [1], [2])
+    assert pairs(stored, "pair_id = 1") == [(1, 2, 4, 0.75)]
+    rank(stored, ada.info.user, [1], [2])  # what ada wrote, imported by the owner
+    assert pairs(stored, "pair_id = 1") == [(1, 2, 4, 0.75)]

@@ -19,6 +19,7 @@ from rftdata.errors import ConfigError
 from rftdata.pipeline.queue import claim_sealed_groups, read_groups
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.pipeline.versions import groups_to_replay
+from tests.store.conftest import Login
 from tests.support.store_roles import Roles, two_sealed_groups
 
 KINDS = [
@@ -102,6 +103,20 @@ def test_an_adjudication_decides_alone_and_an_undone_annotation_does_not_count(r
     batch = annotate(roles.buffer, [Annotation("helpful", 2, "bad")], author="ada")
     labels.undo(roles.buffer, batch.label_batch_id, author="ada")
     assert column(roles, "helpful")[1]["count"] == 0
+
+
+def test_a_column_counts_an_account_once_whatever_authors_it_gives(roles: Roles, login: Login) -> None:
+    ada = login("rft_labeler")
+    for author, value in [("ada", "bad"), ("anna", "bad"), ("ann", "good")]:
+        ada.execute(
+            "INSERT INTO rft.annotation (kind, target_id, value, author) VALUES ('helpful', 1, to_jsonb(%s::text), %s)",
+            [value, author],
+        )
+    say(roles.buffer, "helpful", 1, "bad")
+    first = column(roles, "helpful")[0]
+    assert (first["count"], first["values"], first["agreement"]) == (2, ["good", "bad"], 0.5)
+    say(roles.buffer, "helpful", 1, "bad", "bad", "bad")  # the owner writes for several people
+    assert column(roles, "helpful")[0]["count"] == 4
 
 
 class Praised(Operator):

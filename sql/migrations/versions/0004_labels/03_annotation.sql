@@ -92,6 +92,24 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.may_judge() IS 'Returns whether the session''s account has the rights of rft_worker or of the owner: it sees annotations of blind kinds, undoes those of others, and writes those of judges and rules.';
 
+-- Who counts as one person. An account chooses the author of what it writes, so its own name counts. Several people write through the accounts of the
+-- owner and of workers (imports, the studio's owner), whose authors are believed.
+CREATE FUNCTION rft.shared_accounts() RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(array_agg(r.rolname::text), '{}') FROM pg_roles r
+    WHERE pg_has_role(r.oid, (SELECT nspowner FROM pg_namespace WHERE nspname = 'rft'), 'MEMBER')
+        OR EXISTS (SELECT FROM pg_roles w WHERE w.rolname = 'rft_worker' AND pg_has_role(r.oid, w.oid, 'MEMBER'))
+$$;
+COMMENT ON FUNCTION rft.shared_accounts() IS 'Returns the accounts with the rights of rft_worker or of the owner: each of their authors counts as a person.';
+
+CREATE FUNCTION rft.person(author text, account text, shared text[]) RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN account = ANY (shared) THEN author ELSE account END
+$$;
+COMMENT ON FUNCTION rft.person(text, text, text[]) IS 'Returns who counts as one person: the account, or the author if the account is one of rft.shared_accounts().';
+
 -- Blind kinds. Views of annotations have security_invoker, and functions read them with their caller's rights, so that none shows what this hides.
 CREATE FUNCTION rft.blind_kinds() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
