@@ -208,7 +208,7 @@ def _undo_annotations(
     fetch(
         connection, "label_settings", author=author, reason="", source="undo", label_batch_id=str(done.label_batch_id)
     )
-    return fetch(connection, "undo_annotations", label_batch_id=of_batch, why=reason)
+    return fetch(connection, "undo_annotations", label_batch_id=of_batch, words=reason)
 
 
 def history(

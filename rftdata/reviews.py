@@ -118,6 +118,12 @@ def answer(buffer: Buffer, given: ReviewAnswer, *, author: str) -> AnswerReceipt
         return AnswerReceipt(given.review_id, batch.label_batch_id if batch.num_changed else None)
 
 
+def newest_label_id(buffer: Buffer, experience_id: int) -> int | None:
+    """Return the newest label of an experience or of its turns, for `set_seen_reward`; None without any."""
+    found = buffer.database.fetch("newest_label", experience_id=experience_id)[0]["label_id"]
+    return None if found is None else int(found)
+
+
 def set_seen_reward(buffer: Buffer, label: labels.RewardLabel, seen_label_id: int | None, *, author: str) -> int | None:
     """Set the reward of an experience or a turn that its author has seen; return the batch, or None if it had this reward.
 

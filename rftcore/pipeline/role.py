@@ -101,8 +101,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
             patience.passed()
             # Before the verdicts, because a worker killed in between creates the same groups and suggestions again, and their receipts and keys
             # prevent copies.
-            verdicts.stages += created.store(verdicts.groups)
-            verdicts.stages += suggestions.store(verdicts.scores)
+            verdicts.stages += [*created.store(verdicts.groups), *suggestions.store(verdicts.scores)]
             committed = commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
             if committed.num_purged:
                 worker.progress["groups_purged"] = committed.num_purged + worker.progress.get("groups_purged", 0)

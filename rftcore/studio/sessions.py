@@ -110,7 +110,7 @@ class Sessions:
         try:
             buffer = open_as(self._buffer, account, password, application="rft studio", patience_s=PATIENCE_S)
         except BufferUnavailableError:
-            self._buffer.database.fetch("buffer_id")  # the database answers others, so it has refused this account
+            self._buffer.sql("SELECT 1")  # the database answers others, so it has refused this account
             raise SignInError("the name or the password is wrong") from None
         try:
             return self._begin(account, buffer, is_owner=False)

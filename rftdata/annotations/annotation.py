@@ -217,7 +217,7 @@ def undo_key(buffer: Buffer, key: str, *, author: str, reason: str | None = None
     with buffer.database.transaction() as connection:
         batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
         fetch(connection, "label_settings", author=author, reason="", source="undo", label_batch_id=str(batch))
-        rows = fetch(connection, "undo_annotation_of_key", key=key, why=reason)
+        rows = fetch(connection, "undo_annotation_of_key", key=key, words=reason)
         if not rows:
             raise QueryError("this account stored no annotation under the key", value=key)
         overruled = tuple(row["undone_id"] for row in rows if row["is_overruled"])

@@ -105,7 +105,7 @@ def adjudicate(buffer: Buffer, kind: str, target_id: int, value: Any, *, author:
     with buffer.database.transaction() as connection:
         batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
         fetch(connection, "label_settings", author=author, reason="", source="set", label_batch_id=str(batch))
-        rows = fetch(connection, "adjudicate", kind=kind, target_id=target_id, value=Jsonb(value), why=reason)
+        rows = fetch(connection, "adjudicate", kind=kind, target_id=target_id, value=Jsonb(value), words=reason)
     return int(rows[0]["annotation_id"])
 
 
@@ -142,3 +142,13 @@ def permit(
 ) -> None:
     """Limit an account to what its permissions cover, and permit it a kind (`reward`: rewards), a run or a taskset; None: all of them."""
     buffer.database.run("permit_labels", account=account, kind=kind, run_id=run_id, taskset=taskset, author=author)
+
+
+def has_questions(buffer: Buffer, kind: str) -> bool:
+    """Return whether people were asked for labels of a kind."""
+    return bool(buffer.database.fetch("has_questions", kind=kind)[0]["has_questions"])
+
+
+def may_judge(buffer: Buffer) -> bool:
+    """Return whether this account decides on labels that disagree: that of a worker or of the owner."""
+    return bool(buffer.database.fetch("may_judge")[0]["may_judge"])

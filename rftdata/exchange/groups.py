@@ -16,7 +16,8 @@ from rftdata.errors import QueryError, RftError
 from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
 from rftdata.exchange.formats import read
 from rftdata.exchange.row_checks import OF_GROUP, OF_ROLLOUT, check_group_columns, check_row
-from rftdata.experience import AbandonedTry, Baseline, Group, Rollout, Sequence, validate
+from rftdata.experience import AbandonedTry, Baseline, Group, Rollout, Sequence
+from rftdata.experience_checks import validate
 from rftdata.origin import GroupOrigin, LabelRecord, SequenceOrigin
 from rftdata.segments.codec import check_further_arrays
 

@@ -19,17 +19,8 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
-from rftdata.experience import (
-    FORKS,
-    OUTCOMES,
-    SOURCES,
-    STEP_REWARD,
-    STOP_REASONS,
-    TURNS,
-    Baseline,
-    check_reward_parts,
-    check_role,
-)
+from rftdata.experience import FORKS, OUTCOMES, SOURCES, STEP_REWARD, STOP_REASONS, TURNS, Baseline
+from rftdata.experience_checks import check_reward_parts, check_role
 from rftdata.limits import (
     INT4,
     INT8,

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from rftdata.errors import RftError
-from rftdata.experience import Group, Rollout, Sequence, validate
+from rftdata.experience import Group, Rollout, Sequence
+from rftdata.experience_checks import validate
 from rftdata.postgres.binary_copy import NULL, ExperienceKeys, experience_row, rollout_row, text
 from rftdata.postgres.driver_errors import one_line
 from rftdata.postgres.values import jsonb_bytes

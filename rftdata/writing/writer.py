@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from rftdata.errors import BufferUnavailableError, RftError
-from rftdata.experience import Group, Sequence, validate
+from rftdata.experience import Group, Sequence
+from rftdata.experience_checks import validate
 from rftdata.postgres.database import Database
 from rftdata.postgres.retry import is_outage
 from rftdata.segments.base import SegmentStore

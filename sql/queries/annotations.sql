@@ -81,11 +81,11 @@ SELECT kind, target_id FROM rft.annotation WHERE label_batch_id = %(label_batch_
 
 -- name: undo_annotation_of_key
 -- Undo the annotation that this account stored under a key.
-SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotation_of_key(%(key)s, %(why)s);
+SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotation_of_key(%(key)s, %(words)s);
 
 -- name: undo_annotations
 -- Undo the annotations of a batch.
-SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotations(%(label_batch_id)s, %(why)s);
+SELECT undone_id, annotation_id, is_overruled FROM rft.undo_annotations(%(label_batch_id)s, %(words)s);
 
 -- name: all_label_kinds (read)
 -- All kinds of labels, retired ones too: their annotations stay.

@@ -52,7 +52,7 @@ GROUP BY a.target_id HAVING count(DISTINCT a.value) > 1 ORDER BY count(*) DESC, 
 
 -- name: adjudicate
 -- Decide on a target.
-SELECT rft.adjudicate(%(kind)s, %(target_id)s, %(value)s, %(why)s) AS annotation_id;
+SELECT rft.adjudicate(%(kind)s, %(target_id)s, %(value)s, %(words)s) AS annotation_id;
 
 -- name: add_gold
 -- Store known answers.

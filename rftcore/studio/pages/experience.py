@@ -94,7 +94,7 @@ def _page(visit: VisitOf, rollout: StoredRollout, experience: StoredExperience) 
         rollout=rollout,
         experience=experience,
         parts=_parts(experience),
-        seen=visit.fetch("newest_label", experience_id=key)[0]["label_id"],
+        seen=reviews.newest_label_id(visit.buffer, key),
         history=labels.history(visit.buffer, key, limit=200),
         annotations=visit.fetch(
             "studio_annotations", experience_id=key, rollout_id=rollout.rollout_id, group_id=rollout.group_id

@@ -65,7 +65,7 @@ def compare_page(visit: Visit) -> Response:
 def label_page(visit: Visit, kind: str, run: str = "") -> Response:
     """Show the queue of a kind, which then asks for items."""
     _run_id(visit, run)
-    claims = visit.session.may_label and visit.fetch("has_questions", kind=kind)[0]["has_questions"]
+    claims = visit.session.may_label and questions.has_questions(visit.buffer, kind)
     runs = visit.fetch("studio_newest_runs")
     return visit.render("label.html", kind=_kind(visit, kind), run=run, runs=runs, claims=claims)
 

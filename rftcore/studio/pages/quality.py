@@ -38,7 +38,7 @@ def disagreements_page(visit: Visit, kind: str) -> Response:
     found = _kind(visit, kind)
     rows = questions.disagreements(visit.buffer, kind, limit=1)
     item = _with_texts(visit, found, rows[0]) if rows else None
-    return visit.render("disagreement.html", kind=found, item=item, may_decide=visit.fetch("may_judge")[0]["may_judge"])
+    return visit.render("disagreement.html", kind=found, item=item, may_decide=questions.may_judge(visit.buffer))
 
 
 @router.post("/quality/{kind}/decide")

@@ -12,7 +12,8 @@ from rftcore.algorithms.base import Signals
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout, exchange
 from rftdata.errors import RftError
-from rftdata.experience import Sequence, validate
+from rftdata.experience import Sequence
+from rftdata.experience_checks import validate
 from tests.support.store_roles import publish_versions
 
 TASK: dict[str, Any] = {"taskset": "games", "task_key": "one", "source": "import"}

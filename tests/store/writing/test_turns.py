@@ -14,7 +14,8 @@ from rftcore.reporting.report import build_report
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout, exchange
 from rftdata.errors import RftError, RoleFailedError
-from rftdata.experience import TURNS, Baseline, Sequence, validate
+from rftdata.experience import TURNS, Baseline, Sequence
+from rftdata.experience_checks import validate
 from tests.support.store_roles import Roles, publish_versions
 
 TASK: dict[str, Any] = {"taskset": "mine", "task_key": "one", "source": "import"}

@@ -12,7 +12,8 @@ from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.demonstration import check_task, demonstration
 from rftcore.workflows.task import Model, Score, Task
 from rftdata.errors import ConfigError, ModelError, RftError
-from rftdata.experience import TURNS, Group, Rollout, Sequence, validate
+from rftdata.experience import TURNS, Group, Rollout, Sequence
+from rftdata.experience_checks import validate
 from tests.support.models import make_character_tokenizer
 
 CHATML = (

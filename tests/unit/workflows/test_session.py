@@ -22,7 +22,8 @@ from rftcore.workflows.chat_encoding import ChatEncoder, TemplateInput, chat_enc
 from rftcore.workflows.prompts import Prompts, Thoughts, refuse_opaque
 from rftcore.workflows.task import Model, Turn
 from rftdata.errors import ConfigError, RftError
-from rftdata.experience import TURNS, Group, Rollout, Sequence, validate
+from rftdata.experience import TURNS, Group, Rollout, Sequence
+from rftdata.experience_checks import validate
 from tests.support.chat_tokenizers import ENDS, chat_tokenizer
 
 Chat = list[dict[str, Any]]
