@@ -149,9 +149,11 @@ def set_seen_reward(buffer: Buffer, label: labels.RewardLabel, seen_label_id: in
 def withdraw(buffer: Buffer, receipt: AnswerReceipt, *, author: str) -> None:
     """Undo one's own answer: the question is open again, with the reward from before.
 
+    The database tells which reward the answer has set, so a receipt without a batch undoes it, too.
+
     Raises:
-        ConflictError: another person has answered or set the reward since; nothing is changed.
-        QueryError: the answer was not one's own, or its deadline has passed.
+        ConflictError: another person has answered or set the reward since, or the answer is not that of the receipt; nothing is changed.
+        QueryError: the answer was not one's own, its deadline has passed, or it set rewards of several experiences.
     """
     with buffer.database.transaction() as connection:
         row = _locked(connection, receipt.review_id)
@@ -161,13 +163,33 @@ def withdraw(buffer: Buffer, receipt: AnswerReceipt, *, author: str) -> None:
             raise ConflictError(
                 f"review {receipt.review_id} was answered by {row['author']} since", todo="your answer no longer counts"
             )
-        if receipt.label_batch_id is not None:
-            done = labels.undo_in(connection, receipt.label_batch_id, author=author)
+        batch = _rewards_of_answer(connection, receipt)
+        if batch is not None:
+            done = labels.undo_in(connection, batch, author=author)
             if done.overruled:
                 raise _changed(connection, row)
         else:
             fetch(connection, "label_settings", author=author, reason=None, source="undo", label_batch_id=None)
         execute(connection, "answer_review", review_id=receipt.review_id, answer=None)
+
+
+def _rewards_of_answer(connection: Connection, receipt: AnswerReceipt) -> int | None:
+    """Return the batch of rewards that an answer has set; None if it set no reward."""
+    found = fetch(connection, "rewards_of_answer", review_id=receipt.review_id)
+    batch = int(found[0]["label_batch_id"]) if found else None
+    if receipt.label_batch_id not in (None, batch):
+        raise ConflictError(
+            f"review {receipt.review_id} was answered again since",
+            value=receipt.label_batch_id,
+            todo="look at it again, then undo the newer answer",
+        )
+    if found and found[0]["has_others"]:
+        raise QueryError(
+            f"review {receipt.review_id} was answered by rewards of several experiences",
+            value=batch,
+            todo=f"undo all of them: rft label undo {batch}",
+        )
+    return batch
 
 
 def _locked(connection: Connection, review_id: int) -> Row:

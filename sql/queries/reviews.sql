@@ -27,6 +27,14 @@ LEFT JOIN LATERAL (
 -- A label with its author, to tell whether it is one's own.
 SELECT author, session_user_name = session_user AS is_own, new_value, label_batch_id FROM rft.label WHERE label_id = %(label_id)s;
 
+-- name: rewards_of_answer (read)
+-- The batch of rewards that answered a review: the newest label that was stored in the transaction of the answer. No row if it changed no reward.
+SELECT l.label_batch_id,
+       EXISTS (SELECT FROM rft.label o WHERE o.label_batch_id = l.label_batch_id AND o.experience_id <> l.experience_id) AS has_others
+FROM rft.review w JOIN rft.label l USING (experience_id)
+WHERE w.review_id = %(review_id)s AND l.label_id < w.answer_id AND l.xmin = w.xmin AND l.labelled_at >= w.asked_at
+ORDER BY l.label_id DESC LIMIT 1;
+
 -- name: answer_review
 -- Answer one review, or withdraw its answer (NULL).
 UPDATE rft.review SET answer = %(answer)s::text::rft.review_answer WHERE review_id = %(review_id)s;

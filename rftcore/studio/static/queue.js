@@ -1,6 +1,6 @@
 // A queue of items to judge (/review, /label/KIND, /compare). The next items are fetched ahead, so a key shows the next one at once while the
 // answer is sent behind it. A button answers with the fields of data-answer (JSON), a form with data-answer-form with its own.
-import { takeBack, write } from "./writes.js";
+import { MOST_UNDONE, takeBack, write } from "./writes.js";
 import { problem } from "./problems.js";
 
 const place = document.getElementById("queue");
@@ -103,7 +103,7 @@ function say(text) {
 }
 
 function remember() {
-  done = done.slice(-200);
+  done = done.slice(-MOST_UNDONE);
   sessionStorage.setItem(DONE, JSON.stringify(done));
   for (const id of [...shown.keys()].slice(0, -20)) shown.delete(id);
 }

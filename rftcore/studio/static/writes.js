@@ -6,9 +6,10 @@ import { problem } from "./problems.js";
 const IDENTITY = document.body.dataset.identity;
 const STORE = `rft-studio-writes ${IDENTITY}`;
 const RECEIPTS = `rft-studio-receipts ${IDENTITY}`;
+export const MOST_UNDONE = 200; // answers that a page can undo
 const AGAIN = new Set([401, 403, 502, 503, 504]); // signed out, another account, a page older than the session, or nobody to answer
 let waiting = JSON.parse(sessionStorage.getItem(STORE) || "[]");
-let receipts = JSON.parse(sessionStorage.getItem(RECEIPTS) || "[]"); // [key, answer] of the newest stored writes
+let receipts = JSON.parse(sessionStorage.getItem(RECEIPTS) || "[]"); // [key, answer, url] of the newest stored writes
 let isSending = false;
 let pause = 1000;
 const settled = new Map(); // key of a write -> what to call with (answer, problem)
@@ -33,6 +34,16 @@ export function takeBack(key) {
   waiting.splice(index, 1);
   save();
   return true;
+}
+
+// Of each address the newest receipts are kept, as many as its page can undo (queue.js). A write that names a receipt has used it up.
+function keepReceipt({ key, url, fields }, answer) {
+  const used = new Set(Object.values(fields).map((value) => value?.of));
+  receipts = receipts.filter(([each]) => !used.has(each));
+  if (answer) receipts.push([key, answer, url]);
+  const old = receipts.filter((each) => each[2] === url).slice(0, -MOST_UNDONE);
+  receipts = receipts.filter((each) => !old.includes(each));
+  sessionStorage.setItem(RECEIPTS, JSON.stringify(receipts));
 }
 
 export function write(url, fields, whenSettled) {
@@ -73,8 +84,7 @@ export async function send() {
         throw new Error(String(status));
       }
       waiting.shift();
-      if (status < 400) receipts = [...receipts.slice(-200), [current.key, body]];
-      sessionStorage.setItem(RECEIPTS, JSON.stringify(receipts));
+      keepReceipt(current, status < 400 ? body : null);
       save();
       pause = 1000;
       settled.get(current.key)?.(status < 400 ? body : null, status < 400 ? null : body);

@@ -72,6 +72,43 @@ def test_a_later_label_keeps_an_answer_from_being_withdrawn(asked: rftdata.Buffe
     assert reward(asked, 1) == 0.5 and reviews.review(asked, 1)["answer"] == "pass"
 
 
+def test_an_answer_without_its_receipt_is_withdrawn_with_its_reward(asked: rftdata.Buffer) -> None:
+    before = reward(asked, 1)
+    reviews.answer(asked, given(reward=0.125), author="ada")
+    lost = reviews.AnswerReceipt(1, None)
+    reviews.withdraw(asked, lost, author="ada")
+    assert reward(asked, 1) == before and reviews.review(asked, 1)["answer"] is None
+
+
+def test_a_reward_that_was_set_before_the_answer_and_not_by_it_stays(asked: rftdata.Buffer) -> None:
+    reviews.answer(asked, given(), author="ada")
+    labels.set_rewards(asked, {1: 0.5}, author="ada")
+    lost = reviews.AnswerReceipt(1, None)
+    reviews.withdraw(asked, lost, author="ada")
+    seen = reviews.review(asked, 1)["label_id"]
+    reviews.answer(asked, given(seen_label_id=seen), author="ada")
+    reviews.withdraw(asked, lost, author="ada")
+    assert reward(asked, 1) == 0.5 and reviews.review(asked, 1)["answer"] is None
+
+
+def test_a_receipt_of_an_earlier_answer_withdraws_nothing(asked: rftdata.Buffer) -> None:
+    earlier = reviews.answer(asked, given(reward=0.125), author="ada")
+    reviews.withdraw(asked, earlier, author="ada")
+    seen = reviews.review(asked, 1)["label_id"]
+    reviews.answer(asked, given(reward=0.25, seen_label_id=seen), author="ada")
+    with pytest.raises(ConflictError, match="answered again since"):
+        reviews.withdraw(asked, earlier, author="ada")
+    assert reward(asked, 1) == 0.25
+
+
+def test_an_answer_by_rewards_of_several_experiences_is_withdrawn_as_a_whole(asked: rftdata.Buffer) -> None:
+    rows = reviews.next_reviews(asked, 2)
+    batch = labels.set_rewards(asked, {row["experience_id"]: 0.125 for row in rows}, author="ada")
+    with pytest.raises(QueryError, match=f"rft label undo {batch.label_batch_id}"):
+        reviews.withdraw(asked, reviews.AnswerReceipt(rows[0]["review_id"], None), author="ada")
+    assert [reward(asked, row["experience_id"]) for row in rows] == [0.125, 0.125]
+
+
 def test_late_unknown_and_wrong_answers_change_nothing(asked: rftdata.Buffer) -> None:
     with pytest.raises(QueryError, match="no such review"):
         reviews.answer(asked, reviews.ReviewAnswer(review_id=999, choice="pass"), author="ada")

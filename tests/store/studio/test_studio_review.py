@@ -100,6 +100,36 @@ def test_undo_and_redo_work_over_several_items(page: Any, studio_buffer: rftdata
     assert state(studio_buffer, first)[1] == "pass" and state(studio_buffer, second)[1] == "drop"
 
 
+def test_an_undo_finds_its_receipt_after_many_other_answers(page: Any, studio_buffer: rftdata.Buffer) -> None:
+    first = shown(page)
+    before = state(studio_buffer, first)
+    press(page, "0" if before[0] else "1")
+    settled(page)
+    # The receipts of another page of this tab, more than a page can undo.
+    page.evaluate(
+        """() => {
+            const key = Object.keys(sessionStorage).find((each) => each.startsWith("rft-studio-receipts"));
+            const others = Array.from({length: 199}, (_, i) => [`other ${i}`, {label_batch_id: i}, "/label/helpful/answer"]);
+            sessionStorage.setItem(key, JSON.stringify([...JSON.parse(sessionStorage.getItem(key)), ...others]));
+        }"""
+    )
+    page.reload()
+    page.wait_for_selector("article.item")
+    sent = page.evaluate(
+        """async () => {
+            const script = document.querySelector("script[type=module]").src;
+            const { write } = await import(script.replace(/studio\\.js.*/, "writes.js"));
+            for (let i = 0; i < 5; i++) write("/language", {language: "en"});
+        }"""
+    )
+    settled(page)
+    with page.expect_request("**/review/undo") as undone:
+        page.keyboard.press("u")
+    assert sent is None and "label_batch_id=&" not in undone.value.post_data
+    settled(page)
+    assert state(studio_buffer, first) == before
+
+
 def sign_in(page: Any, site: Site, name: str) -> None:
     page.goto(site.origin)
     page.get_by_label("Name").fill(name)
