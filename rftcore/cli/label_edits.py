@@ -23,6 +23,13 @@ def edits(
         str | None,
         typer.Option("--model", help="Folder or Hugging Face id with the tokenizer; the model of RUN by default."),
     ] = None,
+    include_blind: Annotated[
+        bool,
+        typer.Option(
+            "--include-blind",
+            help="Also render edits of blind kinds. This shows them: every account that may read sees the experiences.",
+        ),
+    ] = False,
     uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,12 +46,14 @@ def edits(
     with opened(uri, "rft label", schema="migrate") as buffer:
         edited = buffer.find_run(run)
         tokenizer: Any = AutoTokenizer.from_pretrained(_model(edited, model))
-        result = render_edits(buffer, edited, tokenizer, into=into)
+        result = render_edits(buffer, edited, tokenizer, into=into, include_blind=include_blind)
     if as_json:
         print_json(asdict(result))
         return
     for reason in result.refused.values():
         print(f"not rendered: {reason}")
+    if result.num_blind:
+        print(f"{result.num_blind} edits of blind kinds left out; --include-blind renders and shows them")
     if result.run is None:
         print(f"no edit of {edited.name} waits to be rendered")
         return

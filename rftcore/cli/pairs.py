@@ -17,6 +17,14 @@ IncludeDroppedOption = Annotated[
     bool, typer.Option("--include-dropped", help="Also use answers that the chain of the run dropped.")
 ]
 
+IncludeBlindOption = Annotated[
+    bool,
+    typer.Option(
+        "--include-blind",
+        help="Also use rankings and edits of blind kinds. This shows them: every account that may read sees the pairs.",
+    ),
+]
+
 app = typer.Typer(help="Preference pairs: which of two answers to a prompt is better.", no_args_is_help=True)
 
 
@@ -74,6 +82,7 @@ def labels(
         ),
     ] = 0.5,
     include_dropped: IncludeDroppedOption = False,
+    include_blind: IncludeBlindOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
     by: AuthorOption = None,
     uri: BufferOption = None,
@@ -94,6 +103,7 @@ def labels(
             min_agreement=min_agreement,
             dry_run=dry_run,
             include_dropped=include_dropped,
+            include_blind=include_blind,
         )
     if as_json:
         print_json(asdict(found))
@@ -132,6 +142,10 @@ def _print_preferred(found: PreferredPairs) -> None:
     print(f"{found.num_pairs} pairs from labels of {found.run}, {found.num_from_edits} of them from edits, {new}")
     if found.num_undecided:
         print(f"{found.num_undecided} compared pairs on which people agree too little")
+    if found.num_blind:
+        print(
+            f"{found.num_blind} pairs compared in blind kinds, whose rankings and edits were not used; --include-blind uses and shows them"
+        )
     if found.num_other_prompts:
         print(f"{found.num_other_prompts} compared pairs of answers to different prompts")
     if found.dropped:

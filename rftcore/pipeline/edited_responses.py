@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rftcore.workflows.chats import written_sequence
-from rftdata.annotations.edits import Edit, edits_to_render, rendering, run_of_edits
+from rftdata.annotations.edits import Edit, blind_edits, edits_to_render, rendering, run_of_edits
 from rftdata.buffer import Buffer
 from rftdata.errors import (
     BufferUnavailableError,
@@ -32,19 +32,24 @@ class RenderedEdits:
     """Attributes:
     run: the run that has the children; None if there was nothing to render.
     num_rendered: edits that have a child now and had none before.
+    num_blind: edits of blind kinds that were left out.
     refused: edits that cannot be rendered, by annotation_id, with the reason.
     """
 
     run: str | None = None
     num_rendered: int = 0
+    num_blind: int = 0
     refused: dict[int, str] = field(default_factory=dict)
 
 
-def render_edits(buffer: Buffer, run: Run, tokenizer: Any, *, into: str | None = None) -> RenderedEdits:
+def render_edits(
+    buffer: Buffer, run: Run, tokenizer: Any, *, into: str | None = None, include_blind: bool = False
+) -> RenderedEdits:
     """Render the standing edits of a run's experiences that have no child yet, each once.
 
     Args:
         into: name of the run that takes the children; `RUN-edits` by default.
+        include_blind: render edits of blind kinds, too. Every account that may read sees the children.
 
     Raises:
         ArchivedError: a run is archived.
@@ -53,7 +58,9 @@ def render_edits(buffer: Buffer, run: Run, tokenizer: Any, *, into: str | None =
     """
     result = RenderedEdits()
     with rendering(run):
-        edits = list(edits_to_render(run))
+        blind = {} if include_blind else blind_edits(run)
+        result.num_blind = sum(blind.values())
+        edits = list(edits_to_render(run, without_kinds=blind))
         if not edits:
             return result
         target = run_of_edits(buffer, run, into)

@@ -57,6 +57,7 @@ class PreferredPairs:
         num_from_edits: those of an edited response and its parent.
         num_undecided: compared pairs on which people agree too little.
         num_other_prompts: compared pairs of answers to different prompts, such as branches of a rollout.
+        num_blind: pairs that rankings and edits of blind kinds compare, which were not used.
         label_cut, stored, dropped, include_dropped: see `BuiltPairs`.
     """
 
@@ -66,6 +67,7 @@ class PreferredPairs:
     num_from_edits: int
     num_undecided: int
     num_other_prompts: int
+    num_blind: int
     label_cut: int
     stored: bool
     dropped: tuple[DropCount, ...]
@@ -73,13 +75,20 @@ class PreferredPairs:
 
 
 def pairs_of_labels(
-    run: Run, *, author: str, min_agreement: float = 0.5, dry_run: bool = False, include_dropped: bool = False
+    run: Run,
+    *,
+    author: str,
+    min_agreement: float = 0.5,
+    dry_run: bool = False,
+    include_dropped: bool = False,
+    include_blind: bool = False,
 ) -> PreferredPairs:
     """Store the pairs that people's rankings and edits of a run give, the new ones, all or none.
 
     Args:
         min_agreement: smallest share of comparisons in which the chosen answer is better; more than half are needed in any case.
         include_dropped: use answers that the run's pipeline dropped, too.
+        include_blind: use rankings and edits of blind kinds, too. Every account that may read sees the pairs.
 
     Raises:
         QueryError: `min_agreement` is no share of at least a half.
@@ -87,9 +96,10 @@ def pairs_of_labels(
     """
     if not 0.5 <= min_agreement <= 1:
         raise QueryError("the smallest agreement of people is not valid", value=min_agreement, allowed="0.5 to 1")
-    settings = {"min_agreement": min_agreement, "include_dropped": include_dropped}
+    settings = {"min_agreement": min_agreement, "include_dropped": include_dropped, "include_blind": include_blind}
     with building(run, dry_run=dry_run, include_dropped=include_dropped) as build:
-        compared, drops = build.preferred()
+        blind, num_blind = ([], 0) if include_blind else build.blind_kinds()
+        compared, drops = build.preferred(without_kinds=blind)
         comparable = [row for row in compared if row["same_prompt"]]
         agreed = [row for row in comparable if row["agreement"] > 0.5 and row["agreement"] >= min_agreement]
         num_new = 0
@@ -104,6 +114,7 @@ def pairs_of_labels(
         num_from_edits=sum(row["source"] == "edit" for row in agreed),
         num_undecided=len(comparable) - len(agreed),
         num_other_prompts=len(compared) - len(comparable),
+        num_blind=num_blind,
         label_cut=build.label_cut,
         stored=not dry_run,
         dropped=drop_counts(drops),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +65,23 @@ def rendering(run: Run) -> Iterator[None]:
         yield
 
 
-def edits_to_render(run: Run) -> Iterator[Edit]:
+def blind_edits(run: Run) -> dict[str, int]:
+    """Return the blind kinds, with the number of their standing edits of a run's experiences that no experience renders yet."""
+    return {row["kind"]: row["num"] for row in run.database.fetch("waiting_edits_of_blind_kinds", run_id=run.run_id)}
+
+
+def edits_to_render(run: Run, without_kinds: Collection[str] = ()) -> Iterator[Edit]:
     """Yield the standing edits of a run's experiences that no experience renders yet, the oldest first.
+
+    Args:
+        without_kinds: kinds whose edits are left out.
 
     Raises:
         ArchivedError: the run is archived.
     """
     run.refuse_archived("edits are rendered behind its arrays")
     after = 0
-    page = {"run_id": run.run_id, "limit": _AT_ONCE}
+    page = {"run_id": run.run_id, "limit": _AT_ONCE, "without_kinds": list(without_kinds)}
     while edits := records(Edit, run.database.fetch("edits_to_render", after=after, **page)):
         after = edits[-1].annotation_id
         yield from edits

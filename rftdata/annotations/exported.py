@@ -68,11 +68,18 @@ def utf16_offset(text: str, offset: int) -> int:
     return offset + sum(character > "\uffff" for character in text[:offset])
 
 
-def character_offset(text: str, offset: int) -> int:
-    """Return the character at a place in UTF-16."""
-    place = 0
-    for i, character in enumerate(text):
-        if place >= offset:
-            return i
-        place += 1 + (character > "\uffff")
-    return len(text)
+def character_offset(text: str, offset: object) -> int:
+    """Return the character at a place in UTF-16.
+
+    Raises:
+        ValueError: it is behind the end, or within a character.
+    """
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise ValueError(f"the offset {offset} is no whole number")
+    place = i = 0
+    while place < offset and i < len(text):
+        place += 1 + (text[i] > "\uffff")
+        i += 1
+    if place != offset:
+        raise ValueError(f"the offset {offset} is no place in the response, which has {utf16_offset(text, len(text))}")
+    return i

@@ -7,6 +7,7 @@ characters of a token are not known here. The keys `target` and `target_id` of `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -157,23 +158,48 @@ def _annotations(
             raise QueryError(f"{where} has a result of {name}", allowed=", ".join(kinds), todo="define the kind first")
         refuse_other_target(where, kind, target)
         try:
+            _refuse_unclear(item, kind, part, values)
             _add(values, kind, part, item["value"], texts.get(target_id, ""), item.get("meta"))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            why = f": {error}" if type(error) is ValueError else ""
             raise QueryError(
-                f"{where} has a result of {name} that is none of the type {kind.type}",
+                f"{where} has a result of {name} that is none of the type {kind.type}{why}",
                 value=str(item.get("value"))[:200],
+                todo="correct it; nothing was stored",
             ) from error
     return [Annotation(name, target_id, value, **about) for name, value in values.items()]
+
+
+def _refuse_unclear(item: Mapping[str, Any], kind: LabelKind, part: str, values: Mapping[str, Any]) -> None:
+    """Refuse a result of which only a part could be stored, or in another place.
+
+    Raises:
+        ValueError: a second result of what has one value, a part of a type without parts, or a region that is not of the response.
+    """
+    in_parts = kind.type in ("rubric", "turns")
+    if in_parts != bool(part) or (kind.type == "turns" and not re.fullmatch("[0-9]{1,6}", part)):
+        raise ValueError(f"{item['from_name']} is no control of it")
+    known = values.get(kind.kind, ())
+    if kind.type == "turns":
+        is_second = any(turn["turn"] == int(part) for turn in known)
+    elif kind.type == "rubric":
+        is_second = part in known
+    else:
+        is_second = kind.kind in values and kind.type != "spans"
+    if is_second:
+        raise ValueError("it is a second one in the same annotation")
+    if kind.type == "spans" and item.get("to_name", "response") != "response":
+        raise ValueError(f"its region is of {item['to_name']}, and spans are of response")
 
 
 def _add(values: dict[str, Any], kind: LabelKind, part: str, value: Any, text: str, meta: Any) -> None:
     match kind.type:
         case "bool":
-            values[kind.kind] = {"true": True, "false": False}[value["choices"][0]]
+            values[kind.kind] = {"true": True, "false": False}[_only(value["choices"])]
         case "choice":
-            values[kind.kind] = value["choices"][0]
+            values[kind.kind] = _only(value["choices"])
         case "tags":
-            values[kind.kind] = list(value["choices"])
+            values[kind.kind] = _texts(value["choices"])
         case "number":
             values[kind.kind] = value["number"] if "number" in value else value["rating"]
         case "rubric":
@@ -181,19 +207,36 @@ def _add(values: dict[str, Any], kind: LabelKind, part: str, value: Any, text: s
         case "turns":
             values.setdefault(kind.kind, []).append({"turn": int(part), "value": value["number"]})
         case "text":
-            values[kind.kind] = "\n".join(value["text"])
+            values[kind.kind] = "\n".join(_texts(value["text"]))
         case "edit":
-            values[kind.kind] = {"response": "\n".join(value["text"])}
+            values[kind.kind] = {"response": _only(value["text"])}
         case "ranking":
-            ranks = sorted(
-                (bucket for bucket in value["ranker"].items() if bucket[0].isdigit()), key=lambda b: int(b[0])
-            )
-            values[kind.kind] = {"order": [[int(key) for key in tie] for _, tie in ranks if tie]}
+            buckets = {name: keys for name, keys in value["ranker"].items() if keys and name != "_"}  # _: not ranked
+            ranks = sorted(buckets.items(), key=lambda bucket: int(bucket[0]))
+            values[kind.kind] = {"order": [[int(key) for key in tie] for _, tie in ranks]}
         case "spans":
-            place = {name: character_offset(text, int(value[name])) for name in ("start", "end")}
-            note = {"note": "\n".join(meta["text"])} if meta and meta.get("text") else {}
-            span = {**place, "unit": "char", "label": value["labels"][0], **note}
-            values.setdefault(kind.kind, []).append(span)
+            place = {name: character_offset(text, value[name]) for name in ("start", "end")}
+            note = {"note": "\n".join(_texts(meta["text"]))} if meta and meta.get("text") else {}
+            if not value["labels"]:
+                raise ValueError("its region has no label")
+            spans = [{**place, "unit": "char", "label": label, **note} for label in _texts(value["labels"])]
+            values.setdefault(kind.kind, []).extend(spans)
+
+
+def _texts(given: Any) -> list[str]:
+    """Return texts, which may be one without a list."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("it is neither a text nor a list of texts")
+    return texts
+
+
+def _only(given: Any) -> str:
+    """Return the text where one is allowed."""
+    texts = _texts(given)
+    if len(texts) != 1:
+        raise ValueError(f"it has {len(texts)} values, and one is allowed")
+    return texts[0]
 
 
 def interface(kinds: Sequence[LabelKind], turns: int = 1) -> str:

@@ -64,9 +64,19 @@ class PairBuild:
             drops = [] if self.include_dropped else fetch(self._connection, "dropped_of_groups", group_ids=group_ids)
             yield _without(table, drops), len(group_ids), [(row["stage"], row["reason"]) for row in drops]
 
-    def preferred(self) -> tuple[list[Row], list[tuple[str, str]]]:
-        """Return the pairs that people's rankings and edits compare, and the stage and the reason of each experience that was left out."""
-        rows = fetch(self._connection, "preferred_pairs", run_id=self.run.run_id)
+    def blind_kinds(self) -> tuple[list[str], int]:
+        """Return the blind kinds, and how many pairs their rankings and edits compare."""
+        kinds = [row["kind"] for row in fetch(self._connection, "blind_kinds")]
+        (compared,) = fetch(self._connection, "pairs_of_kinds", run_id=self.run.run_id, kinds=kinds)
+        return kinds, compared["num"]
+
+    def preferred(self, without_kinds: Sequence[str] = ()) -> tuple[list[Row], list[tuple[str, str]]]:
+        """Return the pairs that people's rankings and edits compare, and the stage and the reason of each experience that was left out.
+
+        Args:
+            without_kinds: kinds that neither give pairs nor count for the agreement.
+        """
+        rows = fetch(self._connection, "preferred_pairs", run_id=self.run.run_id, without_kinds=list(without_kinds))
         if self.include_dropped:
             return rows, []
         ids = sorted({row[side] for row in rows for side in ("chosen_id", "rejected_id")})

@@ -36,12 +36,13 @@ SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, reje
 FROM rft.v_preferred_pair WHERE run_id = %(run_id)s ORDER BY pair_id;
 
 -- name: preferred_pairs (read)
--- The pairs of a run that people's rankings and edits compare, with the share of all comparisons in which the chosen one is better; at an even share
--- the chosen one is arbitrary.
+-- The pairs of a run that people's rankings and edits compare, with the share of people who prefer the chosen one; at an even share the chosen one is
+-- arbitrary. Without those of the given kinds, which do not count for the shares either.
 WITH compared AS MATERIALIZED (
     SELECT v.group_id, least(v.better_id, v.worse_id) AS one_id, greatest(v.better_id, v.worse_id) AS other_id, min(v.origin) AS origin
-    FROM rft.v_preference v WHERE v.run_id = %(run_id)s AND v.origin IN ('edit', 'ranking') GROUP BY 1, 2, 3),
-shares AS MATERIALIZED (SELECT c.*, rft.agreement(c.one_id, c.other_id) AS share FROM compared c)
+    FROM rft.v_preference v WHERE v.run_id = %(run_id)s AND v.origin IN ('edit', 'ranking') AND v.kind <> ALL (%(without_kinds)s::text[])
+    GROUP BY 1, 2, 3),
+shares AS MATERIALIZED (SELECT c.*, rft.agreement(c.one_id, c.other_id, %(without_kinds)s::text[]) AS share FROM compared c)
 SELECT s.group_id, c.experience_id AS chosen_id, j.experience_id AS rejected_id, s.origin AS source, greatest(s.share, 1 - s.share) AS agreement,
        c.num_trained_tokens AS chosen_tokens, j.num_trained_tokens AS rejected_tokens,
        rft.same_prompt(c.group_id, c.prompt_digest, j.group_id, j.prompt_digest) AS same_prompt
@@ -50,6 +51,15 @@ JOIN rft.experience c ON c.experience_id = CASE WHEN s.share >= 0.5 THEN s.one_i
 JOIN rft.experience j ON j.experience_id = CASE WHEN s.share >= 0.5 THEN s.other_id ELSE s.one_id END
 WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (s.one_id, s.other_id))
 ORDER BY s.group_id, c.experience_id, j.experience_id;
+
+-- name: blind_kinds (read)
+-- The kinds that are blind.
+SELECT unnest(rft.blind_kinds()) AS kind;
+
+-- name: pairs_of_kinds (read)
+-- How many pairs of a run the rankings and edits of kinds compare.
+SELECT count(DISTINCT (least(better_id, worse_id), greatest(better_id, worse_id))) AS num
+FROM rft.v_preference WHERE run_id = %(run_id)s AND origin IN ('edit', 'ranking') AND kind = ANY (%(kinds)s::text[]);
 
 -- name: left_out_among (read)
 -- Those of these experiences that chains dropped.

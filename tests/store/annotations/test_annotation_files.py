@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, labels
-from rftdata.annotations import Annotation, AnnotationBatch, annotate, define_kinds, history, standing
+from rftdata.annotations import Annotation, AnnotationBatch, LabelKind, annotate, define_kinds, history, standing
 from rftdata.annotations.files import export_annotations, import_annotations
 from rftdata.errors import QueryError
 from tests.store.annotations.test_annotations import KINDS, VALUES
@@ -134,6 +135,66 @@ def test_offsets_of_label_studio_are_in_utf_16_and_tokens_are_left_out(labelled:
     assert result["value"] == {"start": 6, "end": 9, "text": "bad", "labels": ["wrong"]}
     view = ElementTree.parse(tmp_path / "studio.xml").getroot()
     assert {item.get("name") for item in view} >= {"good", "verdict", "grades.clear", "steps.0", "order", "marks"}
+
+
+def studio(*results: dict[str, Any]) -> str:
+    """A file of Label Studio with one annotation."""
+    data = {"target_id": 1}
+    given = {"completed_by": 7, "result": [{"to_name": "response", **result} for result in results]}
+    return json.dumps([{"data": data, "annotations": [given]}])
+
+
+def region(start: Any, end: Any, *names: str, **more: Any) -> dict[str, Any]:
+    value = {"start": start, "end": end, "labels": list(names)}
+    return {"from_name": "marks", "type": "labels", "value": value, **more}
+
+
+def test_values_of_label_studio_are_read_whole(labelled: Buffer, tmp_path: Path) -> None:
+    marks = LabelKind("marks", "spans", spec={"labels": ["wrong", "rude"]})
+    define_kinds(labelled, [marks, LabelKind("note", "text")], author="owner")
+    results = [
+        region(6, 9, "wrong", "rude"),
+        {"from_name": "note", "type": "textarea", "value": {"text": "abc"}},
+        {"from_name": "better", "type": "textarea", "value": {"text": "def"}},
+    ]
+    file = tmp_path / "a.json"
+    file.write_text(studio(*results))
+    import_annotations(labelled, file, author="me")
+    found = {row["kind"]: row["value"] for row in standing(labelled)}
+    assert found["note"] == "abc" and found["better"] == {"response": "def"}
+    place = {"start": 5, "end": 8, "unit": "char"}
+    assert found["marks"] == [{**place, "label": "wrong"}, {**place, "label": "rude"}]
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        ([region(6, 99999, "wrong")], "the offset 99999 is no place in the response, which has 9"),
+        ([region(-1, 9, "wrong")], "the offset -1 is no place"),
+        ([region(1, 9, "wrong")], "the offset 1 is no place"),  # within a character
+        ([region(6.5, 9, "wrong")], "the offset 6.5 is no whole number"),
+        ([region(6, 9)], "its region has no label"),
+        ([region(6, 9, "wrong", to_name="prompt")], "its region is of prompt"),
+        ([{"from_name": "good", "value": {"choices": ["true", "false"]}}], "it has 2 values"),
+        ([{"from_name": "good", "value": {"choices": [x]}} for x in ("true", "false")], "it is a second one"),
+        ([{"from_name": "good", "value": {"choices": ["false"]}}] * 2, "it is a second one"),
+        ([{"from_name": "grades.clear", "value": {"number": x}} for x in (1, 2)], "it is a second one"),
+        ([{"from_name": "steps.0", "value": {"number": x}} for x in (0, 1)], "it is a second one"),
+        ([{"from_name": "good.x", "value": {"choices": ["true"]}}], "good.x is no control of it"),
+        ([{"from_name": "better", "value": {"text": ["a", "b"]}}], "it has 2 values"),
+        ([{"from_name": "note", "value": {"text": [["a"]]}}], "neither a text nor a list of texts"),
+        ([{"from_name": "order", "value": {"ranker": {"best": ["1"], "2": ["2"]}}}], "none of the type ranking"),
+    ],
+)  # fmt: skip
+def test_what_label_studio_could_only_store_in_part_is_refused(
+    labelled: Buffer, tmp_path: Path, results: list[dict[str, Any]], told: str
+) -> None:
+    define_kinds(labelled, [LabelKind("note", "text")], author="owner")
+    file = tmp_path / "a.json"
+    file.write_text(studio(*results))
+    with pytest.raises(QueryError, match=re.escape(told)):
+        import_annotations(labelled, file, author="me")
+    assert standing(labelled) == []
 
 
 @pytest.mark.parametrize(

@@ -168,3 +168,30 @@ def test_an_account_is_one_person_whatever_authors_it_gives(stored: Buffer, logi
     assert pairs(stored, "pair_id = 1") == [(1, 2, 4, 0.75)]
     rank(stored, ada.info.user, [1], [2])  # what ada wrote, imported by the owner
     assert pairs(stored, "pair_id = 1") == [(1, 2, 4, 0.75)]
+
+
+def test_blind_rankings_and_edits_are_left_out_unless_asked_for(
+    stored: Buffer, login: Login, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(stored.config.segments))
+    kinds = [LabelKind("hidden", "ranking", "group", blind=True), LabelKind("secret", "edit", blind=True)]
+    define_kinds(stored, kinds, author="owner")
+    for person in ("bob", "eve", "joe"):
+        annotate(stored, [Annotation("hidden", 1, {"order": [[2], [1], [3]]})], author=person)
+    annotate(stored, [Annotation("secret", 1, {"response": "2"})], author="bob")
+    rank(stored, "ada", [1], [2])
+    found = build(stored)
+    # An open ranking gives a pair, whose direction does not tell what the blind ones say.
+    assert (found.num_pairs, found.num_new, found.num_blind) == (1, 1, 3)
+    ids = "SELECT chosen_id, rejected_id FROM rft.preference_pair ORDER BY 1, 2"
+    assert [tuple(row.values()) for row in stored.sql(ids).to_pylist()] == [(1, 2)]
+    source, tokenizer = stored.find_run("source"), chat_tokenizer("qwen2_5")
+    result = render_edits(stored, source, tokenizer)
+    assert (result.run, result.num_rendered, result.num_blind) == (None, 0, 1)
+    reader = login("rft_reader")
+    assert reader.execute("SELECT count(*) FROM rft.experience").fetchone() == (3,)
+    assert run_command(["pairs", "labels", "source", "--dry-run", "--buffer", stored.config.uri]) == 0
+    assert "3 pairs compared in blind kinds" in capsys.readouterr().out
+    assert render_edits(stored, source, tokenizer, include_blind=True).num_rendered == 1
+    found = build(stored, include_blind=True)
+    assert (found.num_pairs, found.num_from_edits, found.num_blind) == (4, 1, 0)
