@@ -31,6 +31,10 @@ from rftdata.uri import is_server, place_name, redacted
 from rftdata.user_code.blocked_process import print_blocked
 from rftdata.user_code.time_limits import when_blocked
 
+# Of a buffer that `open_as` has opened: at most so many connections, of which the pool closes one after each such time without use.
+CONNECTIONS_OF_ACCOUNT = 2
+_UNUSED_S = 15.0
+
 SchemaMode = Literal["migrate", "check", "any"]
 
 
@@ -140,7 +144,7 @@ def open_again(buffer: Buffer, *, application: str, patience_s: float, max_conne
 
 
 def open_as(buffer: Buffer, account: str, password: str, *, application: str, patience_s: float) -> Buffer:
-    """Open a buffer a second time, with another account of its database.
+    """Open a buffer a second time, with another account of its database, and few connections that are open only while they are used.
 
     Raises:
         BufferUnavailableError: the database refuses the account, does not check its password, or does not answer.
@@ -152,9 +156,15 @@ def open_as(buffer: Buffer, account: str, password: str, *, application: str, pa
     place = address.netloc.rpartition("@")[2]
     user = f"{quote(account, safe='')}:{quote(password, safe='')}"
     uri = urlunsplit(address._replace(netloc=f"{user}@{place}"))
-    database = Database(uri, max_connections=4, application=application, patience_s=patience_s)
-    with database.connection() as connection:
-        is_checked = connection.pgconn.used_password
+    database = Database(
+        uri, max_connections=CONNECTIONS_OF_ACCOUNT, application=application, patience_s=patience_s, unused_s=_UNUSED_S
+    )
+    try:
+        with database.connection() as connection:
+            is_checked = connection.pgconn.used_password
+    except BaseException:
+        database.close()
+        raise
     if not is_checked:
         database.close()
         raise BufferUnavailableError(

@@ -19,7 +19,7 @@ from rftcore.studio.pages import all_pages
 from rftcore.studio.rate_limits import RateLimit
 from rftcore.studio.readers import Readers
 from rftcore.studio.rendering import STATIC, Renderer
-from rftcore.studio.sessions import IDLE_S, Session, Sessions, SignInError
+from rftcore.studio.sessions import IDLE_S, NoConnectionError, Session, Sessions, SignInError
 from rftcore.studio.settings import StudioSettings
 from rftcore.studio.translations import COOKIE, LANGUAGES, translate
 from rftcore.studio.visits import Visit
@@ -93,7 +93,7 @@ def home(request: Request, token: str | None = None) -> Response:
     """Go to the first page; with the token of a one-time address, sign in and remove it from the address."""
     if token is None:
         return RedirectResponse("/review", status_code=303)
-    session = request.app.state.sessions.redeem(token)
+    session = request.app.state.sessions.redeem(token, request.state.session)
     if session is None:
         return _sign_in_page(
             request,
@@ -123,7 +123,10 @@ def sign_in(request: Request, account: Annotated[str, Form()], password: Annotat
     if len(account) > _MAX_NAME or len(password) > _MAX_NAME or "\0" in account + password:
         return _sign_in_page(request, 401, "The name or the password is wrong.", account)
     try:
-        session = state.sessions.sign_in(account, password)
+        session = state.sessions.sign_in(account, password, request.state.session)
+    except NoConnectionError:
+        problem = "The database has no free connection. Wait a minute, then try again."
+        return _sign_in_page(request, 503, problem, account)
     except SignInError as error:
         sentence = "The name or the password is wrong." if error.todo is None else str(error)
         return _sign_in_page(request, 401, sentence, account)

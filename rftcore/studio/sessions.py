@@ -2,7 +2,10 @@
 
 A session belongs to one account of the database and holds that account's connections, so the database itself decides what a page can do, and
 records the account with everything that is written. A password is kept in the memory of this process, inside the connections, and
-nowhere else. Sessions end with the process, after 12 hours without a request, and when the person signs out.
+nowhere else. Sessions end with the process, after 12 hours without a request, when the person signs out, and when the browser signs in again.
+
+The run must never wait for the pages, so all sessions together use at most half of the server's connections: an account has few sessions, of which
+the one that was unused the longest ends for another, and a session has two connections, which are open only while it is used.
 
 Two ways lead to a session: the one-time address that a personal studio prints, and the name and password of an account. A third way, such as
 OIDC, belongs into `Sessions` beside them: a method that checks a proof of identity and ends with `_begin`.
@@ -12,23 +15,32 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import secrets
 import threading
 import time
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from rftdata.buffer import Buffer
-from rftdata.connection import open_as
+from rftdata.connection import CONNECTIONS_OF_ACCOUNT, open_as
 from rftdata.errors import BufferUnavailableError, RftError
+from rftdata.postgres.database import Row
 
 IDLE_S = 12 * 3600.0
-MAX_SESSIONS = 500
+MAX_OF_ACCOUNT = 8
+# After so long without a request, a session ends if another one needs its place.
+REPLACEABLE_S = 900.0
 # A person waits for a page. After this, it says that the database is unavailable, and tries again.
 PATIENCE_S = 2.0
 
 
 class SignInError(RftError):
     """A sign-in is refused. The message does not tell whether the name or the password is wrong."""
+
+
+class NoConnectionError(SignInError):
+    """The database has no free connection for the account, so the password was not checked."""
 
 
 @dataclass
@@ -57,8 +69,7 @@ class Session:
     last_used: float = field(default_factory=time.monotonic)
 
 
-def _identity(buffer: Buffer, account: str, author: str) -> str:
-    buffer_id = buffer.database.fetch("buffer_id")[0]["buffer_id"].hex
+def _identity(buffer_id: UUID, account: str, author: str) -> str:
     return hashlib.sha256(f"{buffer_id}\0{account}\0{author}".encode()).hexdigest()[:24]
 
 
@@ -76,6 +87,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._one_time: set[str] = set()
+        room = self._room(owner)
+        self._buffer_id: UUID = room["buffer_id"]
+        self._most: int = room["num_connections"] // 2 // CONNECTIONS_OF_ACCOUNT
 
     @property
     def studio_buffer(self) -> Buffer:
@@ -91,51 +105,64 @@ class Sessions:
             self._one_time.add(token)
         return token
 
-    def redeem(self, token: str) -> Session | None:
-        """Return a session of the owner for a one-time token, which ends with it; None if there is no such token."""
+    def redeem(self, token: str, former: Session | None = None) -> Session | None:
+        """Return a session of the owner for a one-time token, which ends with it; None if there is no such token.
+
+        Args:
+            former: the session of this browser, which ends.
+        """
         with self._lock:
             found = next((each for each in self._one_time if hmac.compare_digest(each.encode(), token.encode())), None)
             if found is None:
                 return None
             self._one_time.discard(found)
-        return self._begin(self._owner, self._buffer, is_owner=True)
+        return self._begin(self._owner, self._buffer, former, is_owner=True)
 
-    def sign_in(self, account: str, password: str) -> Session:
+    def sign_in(self, account: str, password: str, former: Session | None = None) -> Session:
         """Return a session for the name and the password of an account of the database.
 
+        Args:
+            former: the session of this browser, which ends.
+
         Raises:
+            NoConnectionError: the database has no free connection.
             SignInError: the database refuses them, or too many people have signed in.
             BufferUnavailableError: the database does not answer.
         """
         try:
             buffer = open_as(self._buffer, account, password, application="rft studio", patience_s=PATIENCE_S)
         except BufferUnavailableError:
-            self._buffer.sql("SELECT 1")  # the database answers others, so it has refused this account
+            # The database answers others, so it has refused this account.
+            if self._room(account)["is_full"]:
+                raise NoConnectionError("the database has no free connection") from None
             raise SignInError("the name or the password is wrong") from None
         try:
-            return self._begin(account, buffer, is_owner=False)
+            return self._begin(account, buffer, former, is_owner=False)
         except BaseException:
             buffer.close()
             raise
 
-    def _begin(self, author: str, buffer: Buffer, *, is_owner: bool) -> Session:
+    def _room(self, account: str) -> Row:
+        return self._buffer.database.fetch("studio_room", account=account)[0]
+
+    def _begin(self, author: str, buffer: Buffer, former: Session | None, *, is_owner: bool) -> Session:
         rights = buffer.database.fetch("studio_rights")[0]
         if not rights["may_read"]:
             raise SignInError(
                 f"the account {rights['account']} may not read the buffer",
                 todo=f"its owner allows it: GRANT rft_labeler TO {rights['account']}",
             )
-        identity = _identity(buffer, rights["account"], author)
+        identity = _identity(self._buffer_id, rights["account"], author)
         session = Session(author, rights["account"], buffer, rights["may_label"], is_owner, identity)
         with self._lock:
-            ended = self._remove_idle()
-            is_full = len(self._sessions) >= MAX_SESSIONS
+            ended = self._make_room(session, former)
+            is_full = len(self._sessions) >= self._most
             if not is_full:
                 self._sessions[session.cookie] = session
         self._close(ended)
         if is_full:
             raise SignInError(
-                "too many people have signed in", value=MAX_SESSIONS, todo="somebody who has finished must sign out"
+                "too many people have signed in", value=self._most, todo="somebody who has finished must sign out"
             )
         return session
 
@@ -162,12 +189,22 @@ class Sessions:
             self._sessions.clear()
         self._close(sessions)
 
-    def _remove_idle(self) -> list[Session]:
-        oldest = time.monotonic() - IDLE_S
-        idle = [session for session in self._sessions.values() if session.last_used < oldest]
-        for session in idle:
+    def _make_room(self, new: Session, former: Session | None) -> list[Session]:
+        """Remove and return the sessions that end when another one begins."""
+        now = time.monotonic()
+        by_use = sorted(self._sessions.values(), key=lambda session: session.last_used)
+        ended = [session for session in by_use if session is former or now - session.last_used > IDLE_S]
+        left = [session for session in by_use if session not in ended]
+        own = [session for session in left if session.account == new.account]
+        ended += own[: max(0, len(own) + 1 - MAX_OF_ACCOUNT)]
+        if len(by_use) - len(ended) >= self._most:
+            replaceable = (
+                session for session in left if session not in ended and now - session.last_used > REPLACEABLE_S
+            )
+            ended += itertools.islice(replaceable, 1)
+        for session in ended:
             del self._sessions[session.cookie]
-        return idle
+        return ended
 
     def _close(self, sessions: list[Session]) -> None:
         for session in sessions:

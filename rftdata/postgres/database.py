@@ -123,6 +123,7 @@ class Database:
         patience_s: how long read-only queries are repeated while the server is unavailable; `RIDE_OUT_S` by default.
         idle_s: seconds of inactivity after which the server aborts a transaction, with its locks, because this process may be suspended;
             None for no limit.
+        unused_s: seconds after which the pool begins to close connections that nothing uses.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Database:
         application: str = "rft",
         patience_s: float | None = None,
         idle_s: float | None = None,
+        unused_s: float = 600.0,
     ) -> None:
         self.uri, self._idle_s, self._pid = uri, idle_s, os.getpid()
         self._patience_s = patience_s
@@ -162,6 +164,7 @@ class Database:
             uri,
             min_size=0,
             max_size=max_connections,
+            max_idle=unused_s,
             reconnect_timeout=0.0,
             kwargs={
                 "autocommit": True,
