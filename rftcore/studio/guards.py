@@ -1,7 +1,7 @@
 """Checks that every request passes before a route sees it, and the headers that every answer has.
 
-- The header Host must be an allowed name: otherwise a page of another site could let its own name point to this machine (DNS rebinding).
-- A body is at most 1 MB.
+- There is one header Host, with an allowed name: otherwise a page of another site could let its own name point to this machine (DNS rebinding).
+- A body is at most 1 MB, and arrives within seconds.
 - A request that may write comes from a page of the studio: the browser says so (Sec-Fetch-Site, or Origin in older browsers), and it carries the
   token of its session in a header, which forms of other sites cannot send. Only `/sign-in` has no session yet.
 - A write names the buffer, the account and the author under which the page wrote it. Under others it is refused, and waits in the tab.
@@ -13,6 +13,7 @@ It is plain ASGI, because middleware of Starlette would hold back event streams.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable
 from urllib.parse import parse_qs, quote, urlsplit
@@ -25,6 +26,7 @@ from rftcore.studio.sessions import Session, Sessions
 from rftcore.studio.settings import StudioSettings
 
 MAX_BODY = 2**20
+BODY_S = 10.0
 WRITE_TOKEN = "x-studio-token"
 IDENTITY = "x-studio-identity"
 _CSP = (
@@ -44,7 +46,7 @@ _OPEN_PATHS = ("/static/", "/sign-in")
 _READS = ("GET", "HEAD")
 
 
-class _BodyTooLargeError(Exception):
+class _BodyRefusedError(Exception):
     """Ends the route that reads the body."""
 
 
@@ -84,14 +86,14 @@ class Guards:
             await _refuse(send_guarded, *refusal)
             return
 
-        async def send_unless_too_large(message: Message) -> None:
-            if not body.is_too_large:
+        async def send_unless_refused(message: Message) -> None:
+            if body.refusal is None:
                 await send_guarded(message)
 
-        with contextlib.suppress(_BodyTooLargeError):
-            await self._app(scope, body.receive, send_unless_too_large)
-        if body.is_too_large:
-            await _refuse(send_guarded, *_TOO_LARGE)
+        with contextlib.suppress(_BodyRefusedError):
+            await self._app(scope, body.receive, send_unless_refused)
+        if body.refusal is not None:
+            await _refuse(send_guarded, *body.refusal)
 
     def _session(self, headers: Headers) -> Session | None:
         return self._sessions.find(cookie_parser(headers.get("cookie", "")).get(self._cookie_name))
@@ -100,6 +102,8 @@ class Guards:
         self, scope: Scope, headers: Headers, session: Session | None
     ) -> tuple[int, str, list[tuple[str, str]]] | None:
         """Return status, text and headers of the answer to a request that is refused; None if it may pass."""
+        if len(headers.getlist("host")) > 1:
+            return 400, "A request has one header Host.", []
         if _without_port(headers.get("host", "")) not in self._settings.allowed_hosts:
             return 400, "This name is not a name of the studio (--public-name adds one).", []
         if not headers.get("content-length", "0").isdigit() or int(headers.get("content-length", "0")) > MAX_BODY:
@@ -123,6 +127,11 @@ _OF_ANOTHER: tuple[int, str, list[tuple[str, str]]] = (
     403,
     "This was entered under another account, or for another buffer. It is kept in this tab: sign in with that account again to send it.",
     [],
+)
+_TOO_SLOW: tuple[int, str, list[tuple[str, str]]] = (
+    408,
+    "The request did not arrive in time: send it again.",
+    [("connection", "close")],
 )
 _TOO_LARGE: tuple[int, str, list[tuple[str, str]]] = (413, "A request has at most 1 MB.", [])
 
@@ -155,20 +164,31 @@ def _sign_in_first(scope: Scope, headers: Headers) -> tuple[int, str, list[tuple
 
 
 class _LimitedBody:
-    """The body of a request, which may come without its length."""
+    """The body of a request, which may come without its length, and slowly.
+
+    Attributes:
+        refusal: status, text and headers of the answer to a body that is refused.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._size = receive, 0
-
-    @property
-    def is_too_large(self) -> bool:
-        return self._size > MAX_BODY
+        self._deadline = asyncio.get_running_loop().time() + BODY_S
+        self._is_complete = False
+        self.refusal: tuple[int, str, list[tuple[str, str]]] | None = None
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            # What follows the body is the end of the connection, which may take as long as it likes.
+            async with asyncio.timeout_at(None if self._is_complete else self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            self.refusal = _TOO_SLOW
+            raise _BodyRefusedError from None
+        self._is_complete = not message.get("more_body", False)
         self._size += len(message.get("body", b""))
-        if self.is_too_large:
-            raise _BodyTooLargeError
+        if self._size > MAX_BODY:
+            self.refusal = _TOO_LARGE
+            raise _BodyRefusedError
         return message
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
 
 import pytest
 
 import rftdata
+from rftcore.studio import guards
 from rftcore.studio.settings import StudioSettings
 from rftdata.errors import ConfigError
 from tests.support.studio_site import FROM_HERE, PASSWORD, Site, open_site
@@ -177,6 +179,31 @@ def test_a_body_is_limited_whether_or_not_it_names_its_length(site: Site) -> Non
         pieces = (b"reason=" + b"x" * 2**16 for _ in range(20))
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         assert client.post("/review/answer", content=pieces, headers=headers).status_code == 413
+
+
+def raw_answer(site: Site, request: bytes) -> bytes:
+    """Send bytes; return what the studio sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", site.server.port), timeout=60) as line:
+        line.sendall(request)
+        return b"".join(iter(lambda: line.recv(65536), b""))
+
+
+def test_two_names_of_the_host_are_refused(site: Site) -> None:
+    for names in (("127.0.0.1", "evil.example.org"), ("evil.example.org", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")):
+        hosts = "".join(f"Host: {name}\r\n" for name in names)
+        answer = raw_answer(site, f"GET /sign-in HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_that_does_not_arrive_ends_its_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "BODY_S", 1.0)
+    form = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n"
+    answer = raw_answer(
+        site, f"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\n{form}\r\na".encode()
+    )
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive in time" in answer
+    with site.stranger() as client, client.stream("GET", "/static/studio.js") as other:
+        assert other.status_code == 200
 
 
 def test_a_sign_in_leads_to_no_other_site(site: Site, ada: str) -> None:
