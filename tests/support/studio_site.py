@@ -48,6 +48,7 @@ class Site:
             answer = client.post("/sign-in", data={"account": name, "password": password})
             assert answer.status_code == 303, answer.text
             yield _with_token(client)
+            client.post("/sign-out")  # an account has few sessions, and that of a browser must not end
 
 
 def _with_token(client: httpx.Client) -> httpx.Client:
