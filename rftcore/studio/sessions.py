@@ -20,12 +20,12 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from rftdata.buffer import Buffer
 from rftdata.connection import CONNECTIONS_OF_ACCOUNT, open_as
 from rftdata.errors import BufferUnavailableError, RftError
-from rftdata.postgres.database import Row
 
 IDLE_S = 12 * 3600.0
 MAX_OF_ACCOUNT = 8
@@ -142,7 +142,7 @@ class Sessions:
             buffer.close()
             raise
 
-    def _room(self, account: str) -> Row:
+    def _room(self, account: str) -> dict[str, Any]:
         return self._buffer.database.fetch("studio_room", account=account)[0]
 
     def _begin(self, author: str, buffer: Buffer, former: Session | None, *, is_owner: bool) -> Session:

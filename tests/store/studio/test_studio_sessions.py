@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx
+import pytest
 
 import rftdata
 from rftcore.studio import sessions
+from rftdata import connection
 from tests.support.studio_site import FROM_HERE, PASSWORD, Site, open_site
 from tests.support.waiting import wait_until
 
@@ -25,13 +27,13 @@ def sign_in(client: httpx.Client, account: str) -> httpx.Response:
 
 @contextmanager
 def limit(buffer: rftdata.Buffer, account: str, num: int) -> Iterator[None]:
-    with buffer.database.connection() as connection:
-        connection.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT {num}')
+    with buffer.database.connection() as opened:
+        opened.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT {num}')
     try:
         yield
     finally:
-        with buffer.database.connection() as connection:
-            connection.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT -1')
+        with buffer.database.connection() as opened:
+            opened.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT -1')
 
 
 def test_a_ninth_session_of_an_account_ends_the_one_that_was_unused_the_longest(
@@ -56,8 +58,9 @@ def test_signing_in_again_ends_the_former_session_of_the_browser(site: Site, ada
 
 
 def test_a_session_that_nobody_uses_has_no_connections_and_opens_one_on_demand(
-    site: Site, studio_buffer: rftdata.Buffer, bob: str
+    site: Site, studio_buffer: rftdata.Buffer, bob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "_UNUSED_S", 0.5)
     with site.account(bob) as client:
         wait_until(lambda: num_connections(studio_buffer, bob) == 0)
         assert client.get("/review").status_code == 200
