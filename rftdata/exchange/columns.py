@@ -85,6 +85,7 @@ SCHEMA = pa.schema(
         ("created_at", _TIME),
         ("labels", pa.list_(_LABEL)),
         ("annotations", pa.string()),
+        ("edit", pa.string()),
         ("earlier", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.uint8())),
@@ -102,6 +103,7 @@ JSON_COLUMNS = (
     "reward_parts",
     "metrics",
     "annotations",
+    "edit",
     "earlier",
 )
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}

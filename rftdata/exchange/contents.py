@@ -69,7 +69,9 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
         contents.annotations += [row["annotations"] for _, row in rows if row["annotations"] not in (None, "[]")]
-        contents.has_labels = contents.has_labels or bool(contents.annotations) or any(row["labels"] for _, row in rows)
+        contents.has_labels = (
+            contents.has_labels or bool(contents.annotations) or any(row["labels"] or row["edit"] for _, row in rows)
+        )
         key = (str(group.taskset), str(group.task_key))
         task = (first["task_payload"], first["task_features"])
         if contents.tasks.setdefault(key, task) != task:

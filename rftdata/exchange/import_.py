@@ -89,6 +89,8 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
             done.runs = sorted({*done.runs, target.name})
             targets[origin] = target.run_id
     _write(buffer, contents, targets, done)
+    if contents.has_labels:
+        buffer.database.fetch("link_imported_edits")
     return done
 
 

@@ -50,6 +50,7 @@ _LABEL = (
     ("final", "bool"),
     ("labelled_at", "timestamptz"),
 )
+_EDIT = (("experience_id", "int8"), ("is_copy", "bool"), ("origin", "bytea"))
 
 
 def parents_of(
@@ -114,6 +115,9 @@ def store(
     annotations = [{**a, "experience_id": i} for i, origin in with_origin for a in origin.annotations]
     if annotations:
         execute(connection, "import_annotations", annotations=json.dumps(annotations))
+    edits = [(i, True, jsonb_bytes(origin.edit)) for i, origin in with_origin if origin.edit is not None]
+    if edits:
+        copy_rows(connection, "rft.edited_response", _EDIT, iter(edits))
 
 
 def _group_row(group_id: int, run_id: int, origin: GroupOrigin) -> tuple[object, ...]:

@@ -23,6 +23,13 @@ SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_st
        coalesce(eo.sampled_at, e.created_at) AS created_at,
        (eo.earlier || jsonb_build_array(jsonb_build_object(
            'buffer_id', go.buffer_id, 'run', go.origin_run, 'experience_id', eo.origin_experience_id)))::text AS earlier,
+       CASE WHEN ed.annotation_id IS NULL THEN CASE WHEN NOT (ed.origin ->> 'stands')::boolean THEN ed.origin - 'buffer_id' END ELSE (
+           SELECT jsonb_build_object('parent_id', a.target_id, 'kind', a.kind, 'source', a.source, 'author', a.author, 'session_user_name', a.session_user_name,
+                                     'made_at', coalesce(s.made_at, a.made_at), 'stands', s.annotation_id IS NOT NULL)
+           FROM rft.annotation a
+           LEFT JOIN rft.annotation s ON (s.annotation_id = a.annotation_id OR s.restores = a.annotation_id) AND NOT s.retracted
+               AND NOT EXISTS (SELECT FROM rft.annotation n WHERE n.supersedes = s.annotation_id)
+           WHERE a.annotation_id = ed.annotation_id) END::text AS edit,
        e.segment_id, e.segment_row, x.experience_id IS NOT NULL AS purged
 FROM rft.rollout_group g
 JOIN rft.run r USING (run_id)
@@ -35,6 +42,7 @@ LEFT JOIN rft.group_baseline b ON b.group_id = g.group_id
 LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
 LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
 LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id
+LEFT JOIN rft.edited_response ed ON ed.experience_id = e.experience_id
 WHERE g.group_id = ANY (%(group_ids)s)
 ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
 
@@ -59,6 +67,10 @@ SELECT rft.check_imported_annotations(%(annotations)s::jsonb);
 -- name: import_annotations
 -- Store annotations of a file about experiences that this transaction has stored.
 SELECT rft.import_annotations(%(annotations)s::jsonb);
+
+-- name: link_imported_edits
+-- Link imported renderings with the edits of their parents.
+SELECT rft.link_imported_edits();
 
 -- name: import_target (read)
 -- The run that an earlier import of this run created.

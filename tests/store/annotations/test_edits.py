@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rftcore.checks.selections import refuse_untrainable
 from rftcore.pipeline.edited_responses import RenderedEdits, render_edits
 from rftcore.pipeline.edited_responses import rendered as sequence_of
 from rftcore.workflows.chats import chat_sequence, written_sequence
-from rftdata import Buffer, Group, Rollout, labels
+from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds
 from rftdata.annotations.edits import edits_to_render
 from rftdata.attempts import stored_selection
@@ -187,3 +188,31 @@ def test_edits_of_an_archived_run_wait_for_its_arrays(buffer: Buffer, edited: Ru
     archive(buffer, "chats", author="ada")
     with pytest.raises(ArchivedError, match="edits are rendered behind its arrays"):
         rendered(buffer, buffer.find_run("chats"))
+
+
+@pytest.mark.parametrize("files", [("chats", "chats-edits"), ("chats-edits", "chats"), (None,)])
+def test_a_moved_child_stays_linked_with_its_edit(
+    buffer: Buffer, other: Buffer, edited: Run, tmp_path: Path, files: tuple[str | None, ...]
+) -> None:
+    undone = edit(buffer, 1, "two", author="bob")
+    assert rendered(buffer, edited) == 2
+    labels.undo(buffer, undone, author="bob")
+    restored = edit(buffer, 1, "ii", author="ada")
+    labels.undo(buffer, restored, author="ada")  # the first edit stands again
+    for name in files:
+        exchange.export(buffer, tmp_path / f"{name}.parquet", runs=[name] if name else [])
+        exchange.load(other, tmp_path / f"{name}.parquet")
+    out = other.sql(
+        "SELECT e.response FROM rft.v_left_out l JOIN rft.experience e USING (experience_id) WHERE l.stage = 'edit'"
+    ).to_pylist()
+    assert [row["response"] for row in out] == ["two"]
+    (found,) = other.sql(
+        "SELECT v.response, e.response AS child FROM rft.v_edit v JOIN rft.experience e USING (experience_id)"
+    ).to_pylist()
+    assert found == {"response": "2", "child": "2"}
+    run = other.find_run("chats")
+    assert rendered(other, run) == 0
+    # An undo there takes the child out there.
+    batch = other.sql("SELECT label_batch_id FROM rft.annotation ORDER BY 1").to_pylist()[-1]["label_batch_id"]
+    labels.undo(other, batch, author="owner")
+    assert other.sql("SELECT count(*) AS n FROM rft.v_left_out WHERE stage = 'edit'").to_pylist() == [{"n": 2}]

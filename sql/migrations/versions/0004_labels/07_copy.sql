@@ -26,7 +26,7 @@ AS $$
 DECLARE
     num_copied bigint;
 BEGIN
-    IF NOT EXISTS (SELECT FROM rft.annotation) THEN
+    IF NOT EXISTS (SELECT FROM rft.annotation) AND NOT EXISTS (SELECT FROM rft.edited_response) THEN
         RETURN 0;
     END IF;
     PERFORM set_config('rft.label_batch', (SELECT b::text FROM rft.begin_label_batches(1) b), true);
@@ -54,10 +54,17 @@ BEGIN
     FROM found f ORDER BY f.annotation_id;
     GET DIAGNOSTICS num_copied = ROW_COUNT;
     PERFORM set_config('rft.label_batch', '', true);
+    INSERT INTO rft.edited_response (experience_id, annotation_id, is_copy, origin)
+    SELECT e.experience_id, x.annotation_id, true, x.origin
+    FROM unnest(of_groups) AS g (group_id)
+    CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE group_id = g.group_id OFFSET 0) e
+    CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE experience_id = e.parent_id OFFSET 0) p
+    CROSS JOIN LATERAL (SELECT * FROM rft.edited_response WHERE experience_id = p.experience_id OFFSET 0) x
+    WHERE p.segment_id = e.segment_id AND p.segment_row = e.segment_row;
     RETURN num_copied;
 END
 $$;
-COMMENT ON FUNCTION rft.copy_annotations(bigint[]) IS 'Copies what stands about the origins of a fork''s groups; returns the number. Owner''s rights, since the copies keep their accounts.';
+COMMENT ON FUNCTION rft.copy_annotations(bigint[]) IS 'Copies what stands about the origins of a fork''s groups, and which of them render edits; returns the number of annotations. Owner''s rights, since the copies keep their accounts.';
 
 CREATE VIEW rft.v_annotation_in_file WITH (security_invoker = true) AS
 SELECT e.experience_id, a.kind, a.type, k.target, k.spec, k.level, k.blind, k.reopens, k.instruction, a.value, a.source, a.author, a.session_user_name,

@@ -74,7 +74,7 @@ DECLARE
     -- Functions that write, but only with the owner's rights.
     owners_only CONSTANT text[] := ARRAY[
         'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'lock_purged', 'correct_verdicts',
-        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'fill_undo', 'check_annotation', 'lease_questions', 'lease_gold'];
+        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'link_imported_edits', 'fill_undo', 'check_annotation', 'lease_questions', 'lease_gold'];
     role text;
     granted record;
 BEGIN
