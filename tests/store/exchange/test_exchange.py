@@ -521,7 +521,8 @@ def _stored_rows(file: Path) -> list[dict[str, Any]]:
         prompt = row["num_prompt_tokens"] or 0
         for name in _RENUMBERED:
             row.pop(name)
-        row["annotations"] = None if row["annotations"] == "[]" else row["annotations"]  # there are none either way
+        for name in ("annotations", "tries"):  # there are none either way
+            row[name] = None if row[name] in ("[]", []) else row[name]
         for name, size in (("loss_mask", 1), ("behavior_logprobs", 4)):  # of the prompt they mean nothing
             row[name] = row[name] and row[name][prompt * size :]
     return rows
