@@ -1,7 +1,7 @@
 """Answers to the questions of `human_review`, one at a time, as a page asks them.
 
 An answer names what its author saw: the newest label of the experience. It is stored only if that is still the newest and the question is
-open, so an answer that is sent twice, or from two tabs, has its effect once, and nobody overwrites what they have not seen. An
+open, so an answer that is sent twice, or from two tabs, has its effect once, and no account overwrites what it has not seen. An
 answer that is already stored is reported as repeated.
 """
 

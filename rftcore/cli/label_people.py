@@ -68,7 +68,7 @@ def agreement(
     if as_json:
         print_json([_plain(each) for each in found])
     elif not found:
-        print("nobody has labelled" + (f" with {kind}" if kind else ""))
+        print("there are no labels" + (f" with {kind}" if kind else ""))
     else:
         for each in found:
             _print_kind(each)

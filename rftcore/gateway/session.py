@@ -50,7 +50,7 @@ class GatewaySession:
     """The requests of one rollout, for the event loop of its model. Made in a task of the rollout, so that its requests count as the rollout's.
 
     Attributes:
-        key: opens the session; nobody can guess it.
+        key: opens the session; it cannot be guessed.
         failed: gets the error of a request after which the run cannot continue.
         limit_reached: set once a limit of the rollout has refused a request.
     """

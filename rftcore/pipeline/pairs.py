@@ -53,7 +53,7 @@ class PreferredPairs:
     """The pairs that people's rankings and edits give.
 
     Attributes:
-        num_pairs: pairs of which most people prefer the chosen one; num_new: pairs not stored before.
+        num_pairs: pairs whose chosen answer most people prefer; num_new: pairs not stored before.
         num_from_edits: those of an edited response and its parent.
         num_undecided: compared pairs on which people agree too little.
         num_other_prompts: compared pairs of answers to different prompts, such as branches of a rollout.

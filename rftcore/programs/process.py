@@ -117,7 +117,7 @@ class RunningProgram:
 
 @asynccontextmanager
 async def run_program(program: Program) -> AsyncIterator[RunningProgram]:
-    """Run a program within the context, at the end of which it is killed with all that it has started."""
+    """Run a program within the context; at its end the program is killed with all that it has started."""
     running = await RunningProgram.start(program)
     try:
         yield running

@@ -46,7 +46,7 @@ def ask(
     """Ask people to label targets, `wanted` accounts each; return the number of targets.
 
     Args:
-        order: of the queue. uncertainty: those first of which a judge's newest annotation is least confident; disagreement: those first about which
+        order: of the queue. uncertainty: first what a judge's newest annotation is least confident of; disagreement: first those about which
             the annotations so far, of people and judges, differ most.
 
     Raises:
@@ -96,7 +96,7 @@ def skip(buffer: Buffer, question_id: int, *, is_skipped: bool = True) -> bool:
 
 
 def disagreements(buffer: Buffer, kind: str, *, run_id: int | None = None, limit: int = 50) -> list[Row]:
-    """Return targets about which people's annotations differ and that nobody has decided on, with all answers."""
+    """Return targets about which people's annotations differ and that are not decided on, with all answers."""
     return buffer.database.fetch("disagreements", kind=kind, run_id=run_id, limit=limit)
 
 

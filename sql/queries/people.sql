@@ -41,7 +41,7 @@ WHERE a.source IN ('human', 'import') AND NOT a.retracted AND (%(kind)s::text IS
 ORDER BY a.annotation_id;
 
 -- name: disagreements (read)
--- Targets about which people's annotations differ and that nobody has decided on, those with the most people first.
+-- Targets about which people's annotations differ and that are not decided on, those with the most people first.
 SELECT a.target_id, min(a.group_id) AS group_id, count(*) AS num_people,
        jsonb_agg(jsonb_build_object('author', a.author, 'account', a.session_user_name, 'value', a.value, 'reason', a.reason) ORDER BY a.annotation_id) AS answers
 FROM rft.v_annotation a

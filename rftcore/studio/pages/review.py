@@ -1,6 +1,6 @@
 """`/review`: one question after another to a person (stage human_review), for hands that stay on the keyboard.
 
-The browser keeps the next items ready and sends answers one after another (static/queue.js), so nobody waits for the database. An item carries what
+The browser keeps the next items ready and sends answers one after another (static/queue.js), so no reader waits for the database. An item carries what
 its reader saw, and `rftdata.reviews` stores an answer only if that still holds.
 """
 

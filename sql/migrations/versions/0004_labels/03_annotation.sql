@@ -31,7 +31,7 @@ CREATE TABLE rft.annotation (
     choice text GENERATED ALWAYS AS (CASE WHEN type = 'choice' THEN value #>> '{}' END) STORED,
     CHECK (retracted = (value IS NULL))
 );
--- The newest annotation of a target by somebody is the end of one index range.
+-- The newest annotation of a target by a person is the end of one index range.
 CREATE INDEX annotation_target ON rft.annotation (target_id, kind, annotation_id);
 CREATE INDEX annotation_group ON rft.annotation (group_id, annotation_id) WHERE group_id IS NOT NULL;
 CREATE INDEX annotation_batch ON rft.annotation (label_batch_id);
@@ -122,7 +122,7 @@ COMMENT ON FUNCTION rft.blind_kinds() IS 'Returns the kinds that are blind in th
 
 -- Runs with the owner's rights, because the policy of rft.annotation would otherwise call itself. It tells an account about its own rows alone.
 -- Every role may execute it, as the policy does. No setting is read. Rows of the running transaction do not count: it may still be rolled back, and then
--- nobody would know that the account has seen the others'. What was undone or superseded since counts, since it stays, and agreement uses the first one.
+-- no row would tell that the account has seen the others'. What was undone or superseded since counts, since it stays, and agreement uses the first one.
 CREATE FUNCTION rft.has_annotated(of_kind text, of_target bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -56,7 +56,7 @@ AS $$
             AND (v.kind IS NULL OR v.kind <> ALL (without_kinds))
           GROUP BY v.person) each
 $$;
-COMMENT ON FUNCTION rft.agreement(bigint, bigint, text[]) IS 'Returns the share of people who prefer the first of two experiences; a tie counts half, and several comparisons by one person count as their mean. NULL if nobody compared them. without_kinds: kinds of labels that do not count.';
+COMMENT ON FUNCTION rft.agreement(bigint, bigint, text[]) IS 'Returns the share of people who prefer the first of two experiences; a tie counts half, and several comparisons by one person count as their mean. NULL if they were never compared. without_kinds: kinds of labels that do not count.';
 
 -- New columns of a view that is replaced stand at its end.
 CREATE OR REPLACE VIEW rft.v_pair AS

@@ -6,7 +6,7 @@ CREATE TABLE rft.label_permission (
     kind text,
     run_id bigint REFERENCES rft.run,
     taskset text,
-    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user),
+    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user) CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     revoked_at timestamptz

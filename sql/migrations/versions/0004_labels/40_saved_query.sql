@@ -14,7 +14,7 @@ CREATE TABLE rft.saved_query (
     removed_at timestamptz
 );
 CREATE UNIQUE INDEX saved_query_name ON rft.saved_query (kind, name) WHERE removed_at IS NULL;
-COMMENT ON TABLE rft.saved_query IS 'A query or a condition that a person keeps under a name. Whoever uses it reads with their own rights; its text never changes.';
+COMMENT ON TABLE rft.saved_query IS 'A query or a condition that a person keeps under a name. An account uses it with its own rights; its text never changes.';
 COMMENT ON COLUMN rft.saved_query.saved_query_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.saved_query.kind IS 'What the text is.';
 COMMENT ON COLUMN rft.saved_query.name IS 'Its name, unique among those of its kind that are not removed.';

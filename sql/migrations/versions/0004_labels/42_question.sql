@@ -14,7 +14,7 @@ CREATE TABLE rft.question (
     is_open boolean NOT NULL DEFAULT true,
     priority double precision NOT NULL DEFAULT 0 CHECK (priority BETWEEN -1e9 AND 1e9),
     deadline timestamptz NOT NULL DEFAULT 'infinity',
-    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user),
+    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user) CHECK (author <> ''),
     asked_at timestamptz NOT NULL DEFAULT rft.clock(),
     CHECK (review_id IS NOT NULL OR kind IS NOT NULL)
 );

@@ -32,7 +32,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    most CONSTANT integer := 50;  -- so that nobody reserves a whole queue
+    most CONSTANT integer := 50;  -- so that no account reserves a whole queue
     free integer;
     found_ids bigint[];
     tried bigint[] := holding;

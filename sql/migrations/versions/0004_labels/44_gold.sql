@@ -1,7 +1,7 @@
 -- Known answers: mixed into queues to measure people, and decided where people disagree.
 
 CREATE TYPE rft.gold_method AS ENUM ('known', 'adjudicated');
-COMMENT ON TYPE rft.gold_method IS 'known: given by whoever set up the queue; adjudicated: decided on annotations that disagree.';
+COMMENT ON TYPE rft.gold_method IS 'known: given by the person who set up the queue; adjudicated: decided on annotations that disagree.';
 
 CREATE TABLE rft.gold (
     gold_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -10,7 +10,7 @@ CREATE TABLE rft.gold (
     value jsonb NOT NULL,
     method rft.gold_method NOT NULL DEFAULT 'known',
     annotation_ids bigint[] NOT NULL DEFAULT '{}',
-    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user),
+    author text NOT NULL DEFAULT coalesce(nullif(current_setting('rft.author', true), ''), session_user) CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     made_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );

@@ -101,7 +101,7 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    -- A label of any kind. Id, account, batch and time are nobody's to set.
+    -- A label of any kind. Id, account, batch and time are set by the database.
     FOREACH role IN ARRAY held LOOP
         IF role <> 'rft_reader' THEN
             EXECUTE format('GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes,'
