@@ -355,6 +355,7 @@ _NOT_OF_A_RUN = {
     "attempt_history",
     "endpoint_usage",
     "shared_device",
+    "label_permission",
     "lock",
     "weight_receiver",
     "weight_receipt",
@@ -387,7 +388,7 @@ def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled:
         " coalesce((SELECT array_agg(DISTINCT k.attname::text) FROM pg_index i JOIN pg_attribute k ON k.attrelid = c.oid AND k.attnum = ANY (i.indkey)"
         "  WHERE i.indrelid = c.oid AND i.indisunique AND k.atttypid IN ('bigint'::regtype, 'integer'::regtype)), '{}') AS keys"
         " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
-        " LEFT JOIN pg_trigger g ON g.tgrelid = c.oid AND g.tgname = 'archived_' || c.relname || '_insert'"
+        " LEFT JOIN pg_trigger g ON g.tgrelid = c.oid AND g.tgname IN ('archived_' || c.relname || '_insert', c.relname || '_archived')"
         " WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind = 'r' GROUP BY c.oid, c.relname"
     ).to_pylist()
     of_runs = {row["name"] for row in tables if OF_OLD.keys() & set(row["columns"])}

@@ -14,6 +14,8 @@ COMMENT ON COLUMN rft.edited_response.experience_id IS 'The child.';
 COMMENT ON COLUMN rft.edited_response.annotation_id IS 'The edit, an annotation of the type edit; NULL if it is not in this buffer.';
 COMMENT ON COLUMN rft.edited_response.is_copy IS 'Whether a fork or an import copied the experience.';
 COMMENT ON COLUMN rft.edited_response.origin IS 'Of an import, the edit in the other buffer: buffer_id, parent_id, kind, source, author, session_user_name, made_at, and stands, whether it stood when it was exported. NULL otherwise.';
+CREATE TRIGGER archived_edited_response_insert AFTER INSERT ON rft.edited_response REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('experience_id');
 CREATE INDEX annotation_restores ON rft.annotation (restores) WHERE restores IS NOT NULL;
 
 CREATE FUNCTION rft.edit_stands(of_annotation bigint) RETURNS boolean

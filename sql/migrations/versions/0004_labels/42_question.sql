@@ -18,6 +18,8 @@ CREATE TABLE rft.question (
     asked_at timestamptz NOT NULL DEFAULT rft.clock(),
     CHECK (review_id IS NOT NULL OR kind IS NOT NULL)
 );
+CREATE TRIGGER archived_question_insert AFTER INSERT ON rft.question REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
 -- The order of the queue. Nothing but the open ones is read to find the next.
 CREATE INDEX question_queue ON rft.question (queue, priority DESC, deadline, question_id) WHERE is_open;
 CREATE UNIQUE INDEX question_target ON rft.question (target_id, kind) WHERE review_id IS NULL;
