@@ -49,7 +49,7 @@ def make_model(
 def make_tokenizer(
     tokens: Sequence[str], chat_template: str, pattern: str = r"[\s\S]", **settings: Any
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with these tokens, the first of which are <pad>, <bos>, <eos> and <unk>; `pattern` finds them in a text."""
+    """Return a tokenizer with these tokens, which begin with <pad>, <bos>, <eos> and <unk>; `pattern` finds them in a text."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")

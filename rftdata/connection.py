@@ -31,7 +31,7 @@ from rftdata.uri import is_server, place_name, redacted
 from rftdata.user_code.blocked_process import print_blocked
 from rftdata.user_code.time_limits import when_blocked
 
-# Of a buffer that `open_as` has opened: at most so many connections, of which the pool closes one after each such time without use.
+# Of a buffer that `open_as` has opened: its pool has at most so many connections, and closes one after each such time without use.
 CONNECTIONS_OF_ACCOUNT = 2
 _UNUSED_S = 15.0
 

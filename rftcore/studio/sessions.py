@@ -4,8 +4,8 @@ A session belongs to one account of the database and holds that account's connec
 records the account with everything that is written. A password is kept in the memory of this process, inside the connections, and
 nowhere else. Sessions end with the process, after 12 hours without a request, when the person signs out, and when the browser signs in again.
 
-The run must never wait for the pages, so all sessions together use at most half of the server's connections: an account has few sessions, of which
-the one that was unused the longest ends for another, and a session has two connections, which are open only while it is used.
+The run must never wait for the pages, so all sessions together use at most half of the server's connections: an account has few sessions;
+the one that was unused the longest ends for another. And a session has two connections, which are open only while it is used.
 
 Two ways lead to a session: the one-time address that a personal studio prints, and the name and password of an account. A third way, such as
 OIDC, belongs into `Sessions` beside them: a method that checks a proof of identity and ends with `_begin`.
@@ -162,7 +162,7 @@ class Sessions:
         self._close(ended)
         if is_full:
             raise SignInError(
-                "too many people have signed in", value=self._most, todo="somebody who has finished must sign out"
+                "too many people have signed in", value=self._most, todo="let a person who has finished sign out"
             )
         return session
 

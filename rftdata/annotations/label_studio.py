@@ -171,7 +171,7 @@ def _annotations(
 
 
 def _refuse_unclear(item: Mapping[str, Any], kind: LabelKind, part: str, values: Mapping[str, Any]) -> None:
-    """Refuse a result of which only a part could be stored, or in another place.
+    """Refuse a result that could be stored only in part, or in another place.
 
     Raises:
         ValueError: a second result of what has one value, a part of a type without parts, or a region that is not of the response.

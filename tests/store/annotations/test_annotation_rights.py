@@ -160,7 +160,7 @@ def test_a_judge_s_answer_and_a_person_s_stand_side_by_side(labelled: Buffer) ->
 
 
 def test_no_view_or_function_of_the_owner_shows_what_row_security_hides(labelled: Buffer) -> None:
-    """A view runs with its owner's rights unless it has security_invoker; so do the functions that are listed here, each of which says why."""
+    """A view runs with its owner's rights unless it has security_invoker; so do the functions that are listed here, and each says why."""
     views = labelled.sql(
         "WITH RECURSIVE reads (oid) AS ("
         "  SELECT 'rft.annotation'::regclass::oid"

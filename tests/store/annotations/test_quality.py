@@ -70,7 +70,7 @@ def test_of_a_blind_kind_the_answer_before_looking_counts(buffer: Buffer, people
             add(bob, kind, target, "true" if target == 1 else "false")  # after looking at ada's
     alphas = {found.kind: found.alpha and found.alpha.value for found in quality(buffer)}
     assert alphas == {"good": 1.0, "hidden": pytest.approx(-0.5)}
-    # By psql, a third labeller sees nobody's answers, and the figures computed for him have none.
+    # By psql, a third labeller sees no answers of others, and the figures computed for him have none.
     assert rows(people[2], "SELECT count(*) FROM rft.v_annotation WHERE kind = 'hidden'") == [(0,)]
 
 

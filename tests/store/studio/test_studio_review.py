@@ -155,7 +155,7 @@ def accounts_since(buffer: rftdata.Buffer, newest: int) -> list[str]:
 
 @pytest.fixture
 def own_context(browser: Any) -> Iterator[Any]:
-    """A browser in which nobody has signed in."""
+    """A browser without a session."""
     context = browser.new_context(locale="en")
     context.set_default_timeout(PATIENCE_MS)
     yield context
