@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from rftdata.errors import ConfigError
 
 BENCHMARKS = {
+    "algorithms": ("runs.algorithms", "Held-out scores of algorithm presets with one budget of rollouts."),
     "annotations": (
         "buffer.annotations",
         "Labels of every kind: batches, histories, pages and undo, with few and with many.",
     ),
-    "algorithms": ("runs.algorithms", "Held-out scores of algorithm presets with one budget of rollouts."),
     "archive": ("buffer.archive", "Archiving and restoring finished runs, beside a plain copy of the same bytes."),
     "buffer": ("buffer.throughput", "Durable writes and draws, beside other stores and the limits of this machine."),
     "draw_ahead": ("trainer.draw_ahead", "How long a trainer waits for a batch that is drawn ahead, or at its step."),

@@ -125,8 +125,9 @@ def sign_in(request: Request, account: Annotated[str, Form()], password: Annotat
     try:
         session = state.sessions.sign_in(account, password, request.state.session)
     except NoConnectionError:
-        problem = "The database has no free connection. Wait a minute, then try again."
-        return _sign_in_page(request, 503, problem, account)
+        return _sign_in_page(
+            request, 503, "The database has no free connection. Wait a minute, then try again.", account
+        )
     except SignInError as error:
         sentence = "The name or the password is wrong." if error.todo is None else str(error)
         return _sign_in_page(request, 401, sentence, account)
