@@ -145,4 +145,5 @@ KINDS = (
     LabelKind("steps", "turns", "rollout", spec={"min": -1, "max": 1, "step": 1}),
     LabelKind("errors", "spans", spec={"labels": ["wrong", "unclear"]}),
     LabelKind("solvable", "bool", "task"),
+    LabelKind("asked", "bool", instruction="People are asked about some experiences."),
 )

@@ -34,7 +34,8 @@ async function items(url, request) {
 function claim(count) {
   const held = [current, ...ready].map((each) => each?.dataset.question).filter(Boolean);
   const body = new URLSearchParams({ count, run: place.dataset.run, holding: [...held, ...skipped].join(",") });
-  return items(`${place.dataset.path}/claim`, { method: "POST", headers: { "X-Studio-Token": document.body.dataset.token }, body });
+  const { token, identity } = document.body.dataset;
+  return items(`${place.dataset.path}/claim`, { method: "POST", headers: { "X-Studio-Token": token, "X-Studio-Identity": identity }, body });
 }
 
 function fetchAhead() {

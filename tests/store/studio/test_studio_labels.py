@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds, standing
+from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds, questions, standing
 from tests.support.browsers import violations
 from tests.support.studio_run import KINDS
 from tests.support.studio_site import Site
@@ -54,6 +54,18 @@ def test_yes_and_choices_take_one_key(tab: Any, site: Site, studio_buffer: rftda
     target = opened(tab, site, "quality")
     tab.keyboard.press("4")
     assert stored(tab, studio_buffer, "quality", target) == 4
+
+
+def test_the_page_claims_the_questions_that_people_are_asked(
+    tab: Any, site: Site, studio_buffer: rftdata.Buffer
+) -> None:
+    questions.ask(studio_buffer, "asked", [9, 4], author="olga")
+    tab.goto(f"{site.origin}/label/asked")
+    for target in (9, 4):
+        tab.locator(f"#queue article[data-item-id='{target}'][data-question]").wait_for()
+        tab.keyboard.press("1")
+    tab.locator("#queue-empty").wait_for()
+    wait_until(lambda: len(standing(studio_buffer, kind="asked")) == 2)
 
 
 def test_an_answer_is_undone_and_the_item_comes_back(tab: Any, site: Site, studio_buffer: rftdata.Buffer) -> None:
