@@ -16,6 +16,7 @@ Where an explorer cannot be forked, or the fork has ended, `ForkContext` spawns 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import io
 import os
@@ -43,7 +44,8 @@ from rftcore.garbage import large_imports
 from rftcore.imported_packages import apply_environment
 from rftcore.parent_process import end_with_parent
 
-_GPU_FILE = "/dev/nvidia-uvm"
+_CUDA_DRIVER = "libcuda.so.1"
+_CUDA_ERROR_NOT_INITIALIZED = 3
 _MAX_FILES = 250
 
 
@@ -142,13 +144,19 @@ def _reason_not_to_fork() -> str | None:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
     if others:
         return f"its explorer has threads ({', '.join(others)})"
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == _GPU_FILE:
-                return "what it imports uses the GPU"
-        except OSError:  # the listing's own
-            continue
-    return None
+    return "what it imports uses the GPU" if _cuda_is_initialized() else None
+
+
+def _cuda_is_initialized() -> bool:
+    """Return whether this process has initialized CUDA, which a fork of it could then not use.
+
+    Open files of the GPU do not tell: NVML, by which torch and vLLM count GPUs on import, opens the same ones.
+    """
+    try:
+        driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
+    except OSError:  # it is not loaded
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
 
 
 def _work(explorer_end: socket.socket, explorer: int, modules: Sequence[str]) -> NoReturn:

@@ -118,7 +118,11 @@ def test_the_process_begins_in_the_fork_with_what_the_explorer_has_then(tmp_path
             "threading.Thread(target=time.sleep, args=(1000,), name='busy', daemon=True).start(); fork_core()",
             "threads (busy)",
         ),
-        ("os.open('uvm', os.O_CREAT); core_fork._GPU_FILE = os.path.realpath('uvm'); fork_core()", "uses the GPU"),
+        pytest.param(
+            "import torch; torch.cuda.init(); fork_core()",
+            "uses the GPU",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="no CUDA device")],
+        ),
         ("", ""),
     ],
     ids=["fork was killed", "explorer has threads", "explorer uses a GPU", "no fork"],
