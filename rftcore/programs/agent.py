@@ -53,7 +53,7 @@ async def agent(
         env: further variables of the program's environment.
         model_name: name of the model for the program; `*` answers to every name.
         sampling: whose temperature, top_p and top_k are used, `run` (those of explorer.*) or `program` (those of each request).
-        format: format of calls of tools, hermes, llama_json, pythonic or text; by default that of the model's chat template.
+        format: format of calls of tools, hermes, glm, harmony, gemma, llama_json, pythonic or text; by default that of the model's chat template.
         template_args: further variables of the chat template, such as `enable_thinking`.
         end_s: seconds that the program gets to end by itself after a limit of the rollout.
     """

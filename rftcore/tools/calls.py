@@ -69,25 +69,33 @@ class Parsed:
     Attributes:
         content: what is no call.
         calls: in their order.
+        thoughts: those that the format keeps apart from the content; None if it keeps none apart.
     """
 
     content: str
     calls: list[Call] = field(default_factory=list)
+    thoughts: str | None = None
 
-    def message(self, answer: str) -> dict[str, Any]:
+    @property
+    def is_valid(self) -> bool:
+        """Whether no call is malformed."""
+        return all(isinstance(call, ToolCall) for call in self.calls)
+
+    def message(self, answer: str, thoughts_key: str = "") -> dict[str, Any]:
         """Return the assistant's message of the answer. One with a malformed call is a message without calls, whose content is the answer.
 
         Args:
             answer: the text that was parsed.
+            thoughts_key: key of thoughts that are apart from the content; empty leaves them out.
         """
-        calls = [call for call in self.calls if isinstance(call, ToolCall)]
-        if not calls or len(calls) < len(self.calls):
+        if not self.is_valid or not (self.calls or self.thoughts is not None):
             return {"role": "assistant", "content": answer}
-        return {
-            "role": "assistant",
-            "content": self.content,
-            "tool_calls": [call.as_message() for call in calls],
-        }
+        found: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.thoughts and thoughts_key:
+            found[thoughts_key] = self.thoughts
+        if self.calls:
+            found["tool_calls"] = [call.as_message() for call in self.calls if isinstance(call, ToolCall)]
+        return found
 
 
 def tool_calls_of(message: dict[str, Any]) -> Iterable[ToolCall]:

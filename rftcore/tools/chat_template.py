@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ _SCHEMA = function_schema(
 _CALL = ToolCall("probe_tool", {"place": "pr0be"})
 _RESULT = "pr0be result"
 # Of formats that resemble each other, the one that marks calls most clearly is first.
-_DETECTABLE = ("hermes", "pythonic", "llama_json")
+_DETECTABLE = ("hermes", "glm", "harmony", "gemma", "pythonic", "llama_json")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ToolTemplate:
         """Return the assistant's message of an answer, with its calls if the template can write them."""
         if len(parsed.calls) > 1 and not self.writes_several:
             return {"role": "assistant", "content": answer}
-        message = parsed.message(answer)
+        message = parsed.message(answer, "" if self.format is None else self.format.thoughts)
         if "tool_calls" in message:  # the template writes the tokens that mark them
             message["content"] = _without(self.special_tokens, message["content"]).strip()
         return message
@@ -94,11 +94,14 @@ def format_of(tokenizer: Any, name: str | None = None) -> ToolFormat:
     return chosen or template.format  # type: ignore[return-value]  # one of them is there
 
 
-def answer_parser(tokenizer: Any, name: str | None = None) -> Callable[[str], dict[str, Any]]:
+def answer_parser(
+    tokenizer: Any, name: str | None = None, schemas: Sequence[Mapping[str, Any]] = ()
+) -> Callable[[str], dict[str, Any]]:
     """Return what reads an answer as a message, with its calls apart from the content.
 
     Args:
         name: as of `format_of`.
+        schemas: of the tools.
 
     Raises:
         ConfigError: see `format_of`.
@@ -107,7 +110,7 @@ def answer_parser(tokenizer: Any, name: str | None = None) -> Callable[[str], di
     if not tool_format.in_template:
         return lambda answer: {"role": "assistant", "content": answer}
     template = tool_template(tokenizer)
-    return lambda answer: template.message(tool_format.parse(answer), answer)
+    return lambda answer: template.message(tool_format.parsed(answer, schemas), answer)
 
 
 def _probed(tokenizer: Any) -> ToolTemplate:
@@ -150,7 +153,7 @@ def _format(asked: str, called: str, special: Sequence[str]) -> ToolFormat | Non
     """Return the format in which the call in a rendered chat parses, with nothing but the template's frame around it."""
     answer = called.removeprefix(asked)
     for name in _DETECTABLE:
-        parsed = FORMATS[name].parse(answer)
+        parsed = FORMATS[name].parsed(answer, [_SCHEMA])
         if parsed.calls == [_CALL] and not set(_without(special, parsed.content)) - _LETTERS:
             return FORMATS[name]
     return None

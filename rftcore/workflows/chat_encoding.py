@@ -30,6 +30,7 @@ PROBE_ANSWER = "7f3a9c51"
 _BEFORE: Sequence[Message] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE_ANSWER})
 # First characters of two planes for private use: a character stands for each special token in the text of a message while it is rendered.
 _MARKS = (0xF0000, 0x100000)
+_ENDS_OF_THOUGHTS = ("</think>", "<channel|>")
 _OF_TEXTS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -131,6 +132,8 @@ class ChatEncoder:
             end, rest = self.ends_of_answers(chat.messages[: num_known - 1], chat.given)
         except Exception:  # noqa: BLE001 - the template may refuse a chat that ends with an answer; the whole one is rendered instead
             return None
+        if not known.endswith(end + rest) and messages[num_known - 1].get("tool_calls"):
+            end, rest = self._end_of_calls(known), ""
         kept = known.removesuffix(rest)
         if not known.endswith(end + rest) or not whole.startswith(kept):
             return None
@@ -175,7 +178,14 @@ class ChatEncoder:
         between = self.encoded(rendered, chat)
         end_ids = self.encoded(end, None).token_ids
         closing = [] if not end_ids or last_token == end_ids[-1] else end_ids
-        return Encoded(end + between.text, closing + between.token_ids)
+        token_ids = closing + between.token_ids
+        # Without an end of answers, an answer ends with the token that begins the next message, such as GLM's of the user.
+        is_sampled = not end_ids and last_token in self._special_ids and token_ids[:1] == [last_token]
+        return Encoded(end + between.text, token_ids[1:] if is_sampled else token_ids)
+
+    def _end_of_calls(self, rendered: str) -> str:
+        """Return the special token with which a rendered answer with calls ends, another one than that of texts; empty without one."""
+        return max((token for token in self.special_tokens if rendered.endswith(token)), key=len, default="")
 
     def ends_of_answers(self, messages: list[Message], given: TemplateInput = MESSAGES_ALONE) -> tuple[str, str]:
         """Return what the template writes after an answer: the text of its end, up to the first special token, and the rest.
@@ -356,7 +366,8 @@ def _is_answer(message: Message) -> bool:
 
 def _leaves_out_thoughts(messages: list[Message], text: str, rendered: str) -> bool:
     """Return whether a rendered chat lacks thoughts of an answer that a text has; white space does not count."""
-    answers = [content_text(message).rpartition("</think>") for message in messages if _is_answer(message)]
+    texts = [content_text(message) for message in messages if _is_answer(message)]
+    answers = [text.rpartition(end) for text in texts for end in _ENDS_OF_THOUGHTS]
     thoughts = ["".join((before + end).split()) for before, end, _ in answers if end]
     if not thoughts:
         return False

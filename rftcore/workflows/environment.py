@@ -48,7 +48,7 @@ async def environment(
         action: what of an answer is the action: text (all of it, without the space around it), last_line, or regex (the last match of `pattern`,
             its first group if it has one; an answer without a match is passed on as it is).
         pattern: regular expression for `action: regex`.
-        format: format of calls, for an environment with tools: hermes, llama_json, pythonic or text; by default that of the model's chat template.
+        format: format of calls, if there are tools: hermes, glm, harmony, gemma, llama_json, pythonic or text; by default that of the chat template.
     """
     total = last = 0.0
     async with open_environment(environment, environment_args or {}) as opened:

@@ -233,7 +233,7 @@ class Model:
         if schemas or template_args:
             given = TemplateInput(copied(schemas) or None, copied([dict(template_args or {})])[0])
         if schemas and parse is None:
-            parse = answer_parser(self.tokenizer)
+            parse = answer_parser(self.tokenizer, schemas=schemas)
         return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse, role, train))
 
     async def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:

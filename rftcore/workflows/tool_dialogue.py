@@ -27,7 +27,7 @@ class ToolDialogue:
         self._format = format_of(tokenizer, name)
         self._writes_lone_results = self._format.in_template and tool_template(tokenizer).writes_lone_results
         self._schemas = list(schemas)
-        self.parse: Callable[[str], Message] = answer_parser(tokenizer, name)
+        self.parse: Callable[[str], Message] = answer_parser(tokenizer, name, self._schemas)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -47,7 +47,11 @@ class ToolDialogue:
 
     def parsed(self, answer: str) -> Parsed:
         """Return the content and the calls of an answer, malformed ones included."""
-        return self._format.parse(answer)
+        return self._format.parsed(answer, self._schemas)
+
+    def certain(self, answer: str) -> str:
+        """Return the beginning of the content of an unfinished answer, see `ToolFormat.certain`."""
+        return self._format.certain(answer)
 
     def calls(self, answer: str) -> list[Call]:
         """Return the calls of an answer, malformed ones included."""

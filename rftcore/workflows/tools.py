@@ -42,7 +42,7 @@ async def tools(
 
     Args:
         tools: functions (`./file.py:function`, or a mapping with `tool` and its limits) and MCP servers (mappings with `mcp`).
-        format: format of calls, hermes, llama_json, pythonic or text; by default that of the model's chat template.
+        format: format of calls, hermes, glm, harmony, gemma, llama_json, pythonic or text; by default that of the model's chat template.
         system: system message; an empty one keeps a chat template from adding its own.
         template: the question, with `{prompt}`, `{answer}` and `{metadata[…]}` filled in from the task.
         describe: with `format: text`, whether the system message describes the tools; false for a model that was trained to use them.

@@ -11,12 +11,19 @@ from typing import Any
 ENDS = {
     "deepseek_r1_distill": "<｜end▁of▁sentence｜>",
     "gemma3": "<end_of_turn>",
+    "gemma4_v5": "<turn|>",
+    "glm4moe": "<|user|>",
+    "gptoss": "<|return|>",
     "llama3_1": "<|eot_id|>",
     "phi3_5": "<|end|>",
     "qwen2_5": "<|im_end|>",
     "qwen3": "<|im_end|>",
 }
-_SPECIAL = re.compile(r"<\|[a-z0-9_/]+\|>|<｜[A-Za-z▁]+｜>|<(?:start|end)_of_turn>|<(?:bos|eos|pad)>")
+_FURTHER = {"gptoss": ["<|constrain|>"]}  # special tokens that are sampled, and that the template does not write
+_SPECIAL = re.compile(
+    r"<\|[a-z0-9_/]+\|>|<｜[A-Za-z▁]+｜>|<(?:start|end)_of_turn>|<(?:bos|eos|pad)>"
+    r"|<\|[a-z_\"]+>|<[a-z_]+\|>|<\|\"\|>|\[gMASK\]|<sop>"
+)
 _TEXT = "the answer is 42. <think> no </think> <tool_call> user assistant system tool 1 + 1 = 2 " * 3
 
 
@@ -28,7 +35,7 @@ def chat_tokenizer(name: str | None) -> Any:
 
     template = None if name is None else _template(name)
     end = "<eos>" if name is None else ENDS[name]
-    special = sorted({"<bos>", "<pad>", end, *_SPECIAL.findall(template or "")})
+    special = sorted({"<bos>", "<pad>", end, *_SPECIAL.findall(template or ""), *_FURTHER.get(name or "", [])})
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -41,8 +41,6 @@ def decoded_object(text: str, start: int) -> tuple[dict[str, Any], int]:
         raise InvalidJsonError(f"a JSON object was expected in place of {text[start : start + _MAX_EXCERPT]!r}")
     try:
         value, end = _DECODER.raw_decode(text, start)
-        is_text = _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is None
-        is_deep = is_too_deep([{"tool_calls": [{"function": {"arguments": value}}]}])  # as it is stored
     except json.JSONDecodeError as error:
         raise InvalidJsonError(f"invalid JSON: {error.msg} at character {error.pos - start}") from None
     except RecursionError:
@@ -51,11 +49,33 @@ def decoded_object(text: str, start: int) -> tuple[dict[str, Any], int]:
         raise
     except ValueError:  # a number of more digits than Python converts
         raise InvalidJsonError("invalid JSON: a number has too many digits") from None
+    return checked(value), end
+
+
+def decoded_value(text: str) -> tuple[Any] | None:
+    """Return the JSON value that a text is; None if it is none."""
+    try:
+        return (_DECODER.decode(text),)
+    except (ValueError, RecursionError):
+        return None
+
+
+def checked(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that can be stored.
+
+    Raises:
+        InvalidJsonError: they are nested too deeply, or contain half of a surrogate pair.
+    """
+    try:
+        is_text = _SURROGATE.search(json.dumps(arguments, ensure_ascii=False)) is None
+        is_deep = is_too_deep([{"tool_calls": [{"function": {"arguments": arguments}}]}])  # as it is stored
+    except RecursionError:
+        is_text, is_deep = True, True
     if is_deep:
         raise InvalidJsonError("invalid JSON: it is nested too deeply")
     if not is_text:
         raise InvalidJsonError("invalid JSON: half of a surrogate pair is no character")
-    return value, end
+    return arguments
 
 
 def written(value: Any) -> str:

@@ -66,7 +66,16 @@ def test_a_chat_of_several_turns_is_one_sequence_of_the_sampled_tokens() -> None
 
 
 @pytest.mark.parametrize(
-    ("template", "name"), [("qwen2_5", "hermes"), ("qwen3", "hermes"), ("llama3_1", "llama_json"), ("gemma3", "text")]
+    ("template", "name"),
+    [
+        ("qwen2_5", "hermes"),
+        ("qwen3", "hermes"),
+        ("llama3_1", "llama_json"),
+        ("gemma3", "text"),
+        ("glm4moe", "glm"),
+        ("gptoss", "harmony"),
+        ("gemma4_v5", "gemma"),
+    ],
 )
 def test_calls_of_tools_and_their_results_continue_the_sampled_tokens(template: str, name: str) -> None:
     async def program(end: Endpoint) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keyword
 import time
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rftcore.tools.calls import CallError, ToolCall
@@ -36,6 +37,22 @@ PIECES = st.sampled_from(
             "<|python_tag|>",
             "<think>",
             "</think>",
+            "<arg_key>a</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "<|tool_call>",
+            "call:add{",
+            '<|"|>',
+            "<tool_call|>",
+            "<|channel>",
+            "<channel|>",
+            "<|start|>assistant",
+            "<|channel|>analysis",
+            "<|channel|>final",
+            " to=functions.add",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
             "CALL add ",
             "CALL",
             "\n",
@@ -79,11 +96,28 @@ PIECES = st.sampled_from(
 )
 
 
+# Marks that end a text, and which no text can therefore contain.
+UNWRITABLE = {"glm": "</arg_value>", "gemma": '<|"|>'}
+
+
+def schemas_of(calls: list[ToolCall]) -> list[dict[str, Any]]:
+    """Schemas in which the parameters have the types of the arguments. Equal names are of one function, so theirs are of the first call."""
+    found = {}
+    for call in reversed(calls):
+        types = {
+            name: {} if not isinstance(value, str) else {"type": "string"} for name, value in call.arguments.items()
+        }
+        found[call.name] = {"function": {"name": call.name, "parameters": {"properties": types}}}
+    return list(found.values())
+
+
 @EVERY
 @given(calls=CALLS, content=st.sampled_from(["", "I look it up.", "Zwei Zeilen:\nja"]))
 @settings(max_examples=60)
 def test_calls_are_read_as_they_were_rendered(each: ToolFormat, calls: list[ToolCall], content: str) -> None:
-    found = each.parse(each.render(calls, content))
+    assume(UNWRITABLE.get(each.name, "\ud800") not in str(calls))
+    assume(len({call.name for call in calls}) == len(calls))
+    found = each.parsed(each.render(calls, content), schemas_of(calls))
     assert found.calls == calls
     assert found.content == content
 
@@ -95,7 +129,18 @@ def test_any_text_is_parsed(each: ToolFormat, text: str) -> None:
     found = each.parse(text)
     assert all(call.number == number for number, call in enumerate(found.calls))
     message = found.message(text)
-    assert message["content"] == (text if not message.get("tool_calls") else found.content)
+    is_divided = found.is_valid and (found.calls or found.thoughts is not None)
+    assert message["content"] == (found.content if is_divided else text)
+
+
+@EVERY
+@given(text=st.lists(PIECES | TEXTS, max_size=12).map("".join), data=st.data())
+@settings(max_examples=200)
+def test_what_is_certain_of_an_unfinished_answer_stays(each: ToolFormat, text: str, data: st.DataObject) -> None:
+    shown = each.certain(text[: data.draw(st.integers(0, len(text)))])
+    content = each.parse(text).message(text)["content"]
+    if each.parse(text).is_valid:
+        assert "".join(content.split()).startswith("".join(shown.split()))
 
 
 @EVERY
@@ -114,6 +159,19 @@ def test_any_text_is_parsed(each: ToolFormat, text: str) -> None:
             "[f(a='",
             "CALL f {",
             "CALL f\n",
+            "<tool_call>f<arg_key>",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>",
+            "<arg_key>a</arg_key><arg_value>",
+            "<|tool_call>call:f{",
+            "<|tool_call>call:f{a:",
+            '<|tool_call>call:f{a:<|"|>',
+            "<|channel>",
+            "<|channel><channel|>",
+            "<|start|>",
+            "<|message|>",
+            "<|start|>a to=functions.f<|message|>",
+            "<|start|>a to=functions.f<|message|>{<|call|>",
+            "<|channel|>final<|message|>a<|end|>",
         ),
         *('{"a": "\\', "</tool_call>", "((((", "-", "not ", "[f(a=[", '[f(a="b"), ', "a.", "<think>", "\n", " "),
     ],
@@ -123,6 +181,9 @@ def test_a_long_answer_is_parsed_quickly(each: ToolFormat, piece: str) -> None:
     started = time.process_time()
     each.parse(text)
     each.parse("[f(a=" + text)
+    each.parse("<|tool_call>call:f{a:" + text)
+    each.parse("<tool_call>f\n" + text)
+    each.certain(text)
     assert time.process_time() - started < 5.0, "linear: a tenth of a second on a free machine"
 
 
@@ -142,6 +203,20 @@ def test_a_long_answer_is_parsed_quickly(each: ToolFormat, piece: str) -> None:
         ("pythonic", "[add(a=open('x'))]", "no literal"),
         ("pythonic", "[add(a=1), 2]", "no call"),
         ("pythonic", "[add(a=1", "does not end"),
+        ("glm", "<tool_call>\n<function=add></tool_call>", "begins with the name"),
+        ("glm", "<tool_call>add\n<arg_key>a</arg_key></tool_call>", "has no <arg_value>"),
+        ("glm", "<tool_call>add\n<arg_key>a</arg_key><arg_value>1", "</arg_value> is missing"),
+        ("glm", "<tool_call>add\n{}</tool_call>", "in place of <arg_key>"),
+        ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>" + "[" * 400 + "]" * 400 + "</arg_value>", "deeply"),
+        ("harmony", "<|channel|>commentary to=functions.add<|message|>{1}<|call|>", "the call of add: invalid JSON"),
+        ("harmony", '<|channel|>commentary to=functions.add<|message|>{"a": 1} 2', "follows the JSON object"),
+        ("gemma", "<|tool_call>add{a:1}<tool_call|>", "begins with call:name{"),
+        ("gemma", "<|tool_call>call:add{a:two}<tool_call|>", "a text stands between"),
+        ("gemma", '<|tool_call>call:add{a:<|"|>two}<tool_call|>', "does not end with"),
+        ("gemma", "<|tool_call>call:add{a:1", "a comma or }"),
+        ("gemma", "<|tool_call>call:add{a:1e999}<tool_call|>", "a value was expected"),
+        ("gemma", "<|tool_call>call:add{a:" + "[" * 400, "deeply"),
+        ("gemma", "<|tool_call>call:add{a:1}}<tool_call|>", "follows the call of add"),
         ("text", "CALL add a=1", "JSON object was expected"),
         ("text", 'CALL add {"a": 1} and more', "follows the JSON object"),
     ],
@@ -172,8 +247,36 @@ def test_thoughts_contain_no_calls(each: ToolFormat) -> None:
     assert each.parse(f"{thought}</think>\n\n{each.render([call], '')}").calls == [call]
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "string"}, "42"),
+        ({"type": "integer"}, 42),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "42"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, 42),
+        ({"type": ["string", "boolean"]}, "42"),
+        ({}, 42),
+        (None, 42),
+    ],
+)
+def test_values_without_marks_are_read_by_their_schema(schema: dict[str, Any] | None, value: object) -> None:
+    properties = {} if schema is None else {"a": schema}
+    schemas = [{"function": {"name": "add", "parameters": {"properties": properties}}}]
+    text = "<tool_call>add<arg_key>a</arg_key><arg_value>42</arg_value></tool_call>"
+    assert FORMATS["glm"].parsed(text, schemas).calls == [ToolCall("add", {"a": value})]
+
+
+def test_a_call_may_be_addressed_before_its_channel_and_contain_the_text_of_a_mark() -> None:
+    for header in (
+        " to=functions.add<|channel|>commentary json",
+        "<|channel|>commentary to=functions.add <|constrain|>json",
+    ):
+        text = f'{header}<|message|>{{"a": "<|end|> 1"}}'
+        assert FORMATS["harmony"].parse(text).calls == [ToolCall("add", {"a": "<|end|> 1"})]
+
+
 @pytest.mark.parametrize("text", ['{"name": "Ada", "age": 36}', '{"answer": [1, 2]}', "see [1] and f(x)", "{a}"])
-@pytest.mark.parametrize("name", ["llama_json", "pythonic", "text", "hermes"])
+@pytest.mark.parametrize("name", list(FORMATS))
 def test_an_answer_that_only_resembles_a_call_is_content(name: str, text: str) -> None:
     found = FORMATS[name].parse(text)
     assert (found.content, found.calls) == (text, [])

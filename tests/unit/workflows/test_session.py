@@ -28,6 +28,8 @@ from tests.support.chat_tokenizers import ENDS, chat_tokenizer
 
 Chat = list[dict[str, Any]]
 TEMPLATES = sorted(ENDS)
+# All but gpt-oss, whose template writes another end in place of the one that was sampled, before a user.
+KEEPING = [name for name in TEMPLATES if name != "gptoss"]
 # Templates that take a message of the role tool; Phi's leaves it out.
 WITH_TOOLS = ["deepseek_r1_distill", "llama3_1", "qwen2_5", "qwen3"]
 
@@ -143,7 +145,7 @@ def test_what_is_trained_is_what_was_sampled(name: str | None, data: st.DataObje
 
 
 @pytest.mark.parametrize(
-    ("name", "role"), [*((name, "user") for name in TEMPLATES), *((name, "tool") for name in WITH_TOOLS)]
+    ("name", "role"), [*((name, "user") for name in KEEPING), *((name, "tool") for name in WITH_TOOLS)]
 )
 def test_a_chat_is_one_sequence(name: str, role: str) -> None:
     """Answers that end by themselves, by their length, and without a token."""
@@ -219,7 +221,7 @@ def test_thoughts_stay_in_a_chat_as_the_setting_wants(
         assert [i for i in found if i in special] == [i for i in expected if i in special]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", KEEPING)
 def test_a_suffix_is_what_the_template_writes_after_an_answer(name: str) -> None:
     """Answers that the template keeps: the suffix of a dummy chat is that of the chat itself."""
     encoder, chat = chat_encoder(chat_tokenizer(name)), [*asked("1 + 1?"), {"role": "assistant", "content": "It is 2."}]

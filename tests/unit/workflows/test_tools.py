@@ -177,7 +177,9 @@ def test_a_template_with_a_format_of_its_own_needs_a_name() -> None:
 
     tokenizer = copy(chat_tokenizer("qwen2_5"))
     tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "[[").replace("</tool_call>", "]]")
-    with pytest.raises(ConfigError, match=r"in a format that is not known.*hermes, llama_json, pythonic, text"):
+    with pytest.raises(
+        ConfigError, match=r"in a format that is not known.*hermes, glm, harmony, gemma, llama_json, pythonic, text"
+    ):
         format_of(tokenizer)
     assert format_of(tokenizer, "hermes").name == "hermes"
 

@@ -1,0 +1,143 @@
+"""The format `glm` of GLM 4.5, 4.6, 4.7 and 5: `<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`.
+
+Up to GLM 4.6 a line break stands before each mark, from 4.7 on none; both are read. A text is written as it is, and every other value as JSON. So a
+value is read by the schema of its parameter: as it is where only a text is allowed, and otherwise as JSON if it is JSON. A value without a schema is a
+text if it is not JSON. A text cannot contain the mark that ends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rftcore.tools.calls import MAX_CALLS, Call, CallError, Parsed, ToolCall
+from rftcore.tools.formats.json_text import InvalidJsonError, checked, decoded_value, written
+from rftcore.tools.formats.named_calls import outside, too_many
+from rftcore.tools.formats.thoughts import after_thoughts
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_NAME = re.compile(r"\s*([^\s<>{}()\[\]\"']+)\s*")
+_SPACE = re.compile(r"\s*")
+
+
+def parse(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    """Return the content and the calls of an answer. The end of the last call may be missing.
+
+    Args:
+        schemas: of the tools.
+    """
+    place = after_thoughts(text)
+    pieces, calls = [text[:place]], list[Call]()
+    while (begin := text.find(_BEGIN, place)) >= 0:
+        pieces.append(text[place:begin])
+        if len(calls) == MAX_CALLS:
+            return Parsed(outside(pieces), [*calls, too_many(MAX_CALLS)])
+        try:
+            call, place = _call(text, begin + len(_BEGIN), len(calls), schemas)
+        except InvalidJsonError as error:
+            call, place = CallError("invalid_call", str(error), len(calls)), _next(text, begin + len(_BEGIN))
+        calls.append(call)
+    return Parsed(outside([*pieces, text[place:]]) if calls else text, calls)
+
+
+def _call(text: str, start: int, number: int, schemas: Sequence[Mapping[str, Any]]) -> tuple[Call, int]:
+    """Return the call after its beginning, and the place after its end.
+
+    Raises:
+        InvalidJsonError: it is malformed.
+    """
+    named = _NAME.match(text, start)
+    if named is None:
+        raise InvalidJsonError(f"a call begins with the name of a tool, not with {text[start : start + 20]!r}")
+    name, place = named[1], named.end()
+    types = _parameters(name, schemas)
+    arguments: dict[str, Any] = {}
+    while text.startswith(_KEY, place):
+        key, place = _until(text, place + len(_KEY), _KEY_END, name)
+        place = _skip_space(text, place)
+        if not text.startswith(_VALUE, place):
+            raise InvalidJsonError(f"the argument {key.strip()!r} of {name} has no {_VALUE}")
+        value, place = _until(text, place + len(_VALUE), _VALUE_END, name)
+        arguments[key.strip()] = _read(value, types.get(key.strip()))
+        place = _skip_space(text, place)
+    if place < len(text) and not text.startswith(_END, place):
+        raise InvalidJsonError(
+            f"{text[place : place + 20]!r} stands in the call of {name} in place of {_KEY} or {_END}"
+        )
+    return ToolCall(name, checked(arguments), number), min(len(text), place + len(_END))
+
+
+def _until(text: str, start: int, mark: str, name: str) -> tuple[str, int]:
+    end = text.find(mark, start)
+    if end < 0:
+        raise InvalidJsonError(f"{mark} is missing in the call of {name}")
+    return text[start:end], end + len(mark)
+
+
+def _next(text: str, start: int) -> int:
+    """Return the place at which reading goes on after a malformed call: after its end, or at the next beginning."""
+    end, begin = text.find(_END, start), text.find(_BEGIN, start)
+    if end < 0 or 0 <= begin < end:
+        return begin if begin >= 0 else len(text)
+    return end + len(_END)
+
+
+def _skip_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    return place if found is None else found.end()
+
+
+def _parameters(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    for schema in schemas:
+        function = schema["function"]
+        if function["name"] == name:
+            found = (function.get("parameters") or {}).get("properties")
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _read(text: str, schema: Any) -> Any:
+    types = _types(schema)
+    if types == {"string"}:
+        return text
+    found = decoded_value(text)
+    if found is None or ("string" in types and not types & _KINDS[type(found[0])]):
+        return text
+    return found[0]
+
+
+_KINDS: dict[type, set[str]] = {
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+}
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(several, list):
+        each = [_types(one) for one in several]
+        return set().union(*each) if all(each) else set()
+    found = schema.get("type")
+    return {found} if isinstance(found, str) else set(map(str, found)) if isinstance(found, list) else set()
+
+
+def render(calls: list[ToolCall], content: str = "") -> str:
+    """Return an answer with these calls, as GLM 4.5 and 4.6 write them."""
+    parts = [content] if content else []
+    for call in calls:
+        arguments = [
+            f"{_KEY}{key}{_KEY_END}\n{_VALUE}{value if isinstance(value, str) else written(value)}{_VALUE_END}\n"
+            for key, value in call.arguments.items()
+        ]
+        parts.append(f"{_BEGIN}{call.name}\n{''.join(arguments)}{_END}")
+    return "\n".join(parts)
