@@ -62,7 +62,9 @@ class RetentionRule(Section):
 
 
 class RetentionConfig(RetentionRule):
-    keep_labelled: bool = Field(True, description="Keep groups with a labelled experience, regardless of the limits.")
+    keep_labelled: bool = Field(
+        True, description="Keep groups with a labelled experience or a comment, regardless of the limits."
+    )
     tasksets: dict[str, RetentionRule] = Field(
         default_factory=dict, description="Limits of single tasksets, in addition to those for all together."
     )

@@ -60,6 +60,7 @@ class SequenceOrigin:
         turn_rewards: of its turns, with their latest labels applied; None if it has none. The array `step_reward` has the sampled ones.
         labels: its labels there, oldest first.
         annotations: what stands about it there, and about its rollout or group if it is the first of it; see `rft.v_annotation_in_file`.
+        comments: those on it there, and on its rollout or group if it is the first of it; see `rft.v_comment_in_file`.
         edit: the edit that it renders; None for other experiences. See `rft.edited_response.origin`.
         source: source of the experience where it was first stored.
     """
@@ -77,6 +78,7 @@ class SequenceOrigin:
     turn_rewards: tuple[float, ...] | None = None
     labels: tuple[LabelRecord, ...] = ()
     annotations: tuple[Mapping[str, Any], ...] = ()
+    comments: tuple[Mapping[str, Any], ...] = ()
     edit: Mapping[str, Any] | None = None
 
 

@@ -85,6 +85,7 @@ SCHEMA = pa.schema(
         ("created_at", _TIME),
         ("labels", pa.list_(_LABEL)),
         ("annotations", pa.string()),
+        ("comments", pa.string()),
         ("edit", pa.string()),
         ("earlier", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
@@ -103,6 +104,7 @@ JSON_COLUMNS = (
     "reward_parts",
     "metrics",
     "annotations",
+    "comments",
     "edit",
     "earlier",
 )

@@ -17,7 +17,7 @@ class Contents:
 
     Attributes:
         digest, stamps: of the file as it was checked, see `rftdata.exchange.fingerprint`.
-        has_labels: whether an experience has a label or an annotation.
+        has_labels: whether an experience has a label, an annotation or a comment.
         annotations: those of the experiences, as JSON lists, for a check by the database.
     """
 
@@ -70,7 +70,9 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
         ]
         contents.annotations += [row["annotations"] for _, row in rows if row["annotations"] not in (None, "[]")]
         contents.has_labels = (
-            contents.has_labels or bool(contents.annotations) or any(row["labels"] or row["edit"] for _, row in rows)
+            contents.has_labels
+            or bool(contents.annotations)
+            or any(row["labels"] or row["edit"] or row["comments"] not in (None, "[]") for _, row in rows)
         )
         key = (str(group.taskset), str(group.task_key))
         task = (first["task_payload"], first["task_features"])

@@ -119,9 +119,13 @@ def _fetched(
         annotations: dict[int, list[str]] = {}
         for row in fetch(connection, "export_annotations", group_ids=groups[start : start + _CHUNK_GROUPS]):
             annotations.setdefault(row["experience_id"], []).append(row["annotation"])
+        comments: dict[int, list[str]] = {}
+        for row in fetch(connection, "export_comments", group_ids=groups[start : start + _CHUNK_GROUPS]):
+            comments.setdefault(row["experience_id"], []).append(row["comment"])
         for row in kept:
-            if row["experience_id"] in annotations:
-                row["annotations"] = f"[{', '.join(annotations[row['experience_id']])}]"
+            for name, found in (("annotations", annotations), ("comments", comments)):
+                if row["experience_id"] in found:
+                    row[name] = f"[{', '.join(found[row['experience_id']])}]"
         yield kept, labels
 
 
@@ -134,7 +138,13 @@ def _mark_purged(buffer: Buffer, rows: list[Row]) -> None:
         groups.add(stored[i]["group_id"])
     for row in rows:
         if row["group_id"] in groups:
-            row |= {"baseline": None, "tries": None, "annotations": None, "error": row["error"] and PURGED}
+            row |= {
+                "baseline": None,
+                "tries": None,
+                "annotations": None,
+                "comments": None,
+                "error": row["error"] and PURGED,
+            }
 
 
 def _complete(buffer: Buffer, rows: list[Row], labels: dict[int, list[Row]], buffer_id: str) -> Iterator[Row]:

@@ -168,6 +168,7 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
             {**a, "label_batch_id": batches.get(a["label_batch_id"], a["label_batch_id"])}
             for a in _json(row["annotations"] or "[]")
         ),
+        comments=tuple(_json(row["comments"] or "[]")),
         edit=None if row["edit"] is None else {**json.loads(row["edit"]), "buffer_id": row["buffer_id"]},
     )
     return Sequence(

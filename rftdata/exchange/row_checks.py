@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rftdata.errors import RftError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
+from rftdata.exchange.label_checks import check_annotations, check_comments, check_edit
 from rftdata.experience import FORKS, OUTCOMES, SOURCES, STEP_REWARD, STOP_REASONS, TURNS, Baseline
 from rftdata.experience_checks import check_reward_parts, check_role
 from rftdata.limits import (
@@ -140,9 +141,11 @@ def _check_experience(row: Row) -> None:
     for i, label in enumerate(row["labels"]):
         _check_label(f"the column labels, label {i + 1}", label)
     if row["annotations"] is not None:
-        _check_annotations(_parsed("annotations", row["annotations"]), row["annotations"])
+        check_annotations(_parsed("annotations", row["annotations"]), row["annotations"])
+    if row["comments"] is not None:
+        check_comments(_parsed("comments", row["comments"]), row["comments"])
     if row["edit"] is not None:
-        _check_edit(_parsed("edit", row["edit"]))
+        check_edit(_parsed("edit", row["edit"]))
     _check_arrays(row["arrays"])
     _check_turns(row)
     _check_earlier(_parsed("earlier", row["earlier"]))
@@ -368,26 +371,6 @@ def _check_arrays(arrays: list[Any]) -> None:
             unpacked(array)
         except RftError as error:
             raise error.about("the column arrays") from error
-
-
-def _check_annotations(value: Any, text: str) -> None:
-    if not isinstance(value, list):
-        raise RftError("the column annotations is no JSON list", value=text[:100])
-    if not all(isinstance(a, dict) and type(a.get("label_batch_id")) is int for a in value):
-        raise RftError("the column annotations has an item that is no object with a label_batch_id", value=text[:100])
-
-
-def _check_edit(value: Any) -> None:
-    texts = ("kind", "source", "author", "session_user_name", "made_at")
-    try:
-        is_valid = 0 < value["parent_id"] < 2**63 and type(value["parent_id"]) is int and type(value["stands"]) is bool
-        is_valid = is_valid and all(isinstance(value[name], str) for name in texts)
-        datetime.datetime.fromisoformat(value["made_at"])
-    except (KeyError, TypeError, ValueError):
-        is_valid = False
-    if not is_valid:
-        names = ", ".join(texts)
-        raise RftError("the column edit is not valid", allowed=f"an object with parent_id, stands, {names}")
 
 
 def _check_earlier(value: Any) -> None:

@@ -37,6 +37,8 @@ def verify(buffer: Buffer) -> Iterator[str]:
         yield f"experience {row['experience_id']} refers to {place}, which does not exist"
     for row in database.fetch("wrong_annotations"):
         yield f"annotation {row['annotation_id']} is about {row['target']} {row['target_id']}, which does not exist or does not fit it"
+    for row in database.fetch("wrong_comments"):
+        yield f"comment {row['comment_id']} is about {row['target']} {row['target_id']}, which does not exist or does not fit it"
     for row in database.fetch("broken_references"):
         rows = "1 row" if row["num_rows"] == 1 else f"{row['num_rows']} rows"
         yield f"{rows} of rft.{row['child']} name what rft.{row['parent']} does not have: {row['referring']} {row['first_key']}"

@@ -98,7 +98,7 @@ def store(
     groups: Sequence[tuple[int, GroupOrigin]],
     experiences: Sequence[tuple[int, Experience]],
 ) -> None:
-    """Write the origins of groups and experiences, their labels and annotations; times have a time zone.
+    """Write the origins of groups and experiences, their labels, annotations and comments; times have a time zone.
 
     Args:
         groups: ids in this buffer, and the origins of the groups.
@@ -115,6 +115,9 @@ def store(
     annotations = [{**a, "experience_id": i} for i, origin in with_origin for a in origin.annotations]
     if annotations:
         execute(connection, "import_annotations", annotations=json.dumps(annotations))
+    comments = [{**c, "experience_id": i} for i, origin in with_origin for c in origin.comments]
+    if comments:
+        execute(connection, "import_comments", comments=json.dumps(comments))
     edits = [(i, True, jsonb_bytes(origin.edit)) for i, origin in with_origin if origin.edit is not None]
     if edits:
         copy_rows(connection, "rft.edited_response", _EDIT, iter(edits))

@@ -60,6 +60,19 @@ CROSS JOIN LATERAL (
     WHERE e.group_id = g.group_id AND EXISTS (SELECT FROM rft.annotation n WHERE n.group_id = g.group_id)) a
 ORDER BY a.experience_id, a.made_at, a.kind;
 
+-- name: export_comments (read)
+-- Comments on experiences, and of those on their rollouts and groups the ones that go with them.
+SELECT c.experience_id, (to_jsonb(c) - 'experience_id')::text AS comment
+FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+CROSS JOIN LATERAL (
+    SELECT v.* FROM rft.experience e JOIN rft.v_comment_in_file v USING (experience_id)
+    WHERE e.group_id = g.group_id AND EXISTS (SELECT FROM rft.comment n WHERE n.group_id = g.group_id)) c
+ORDER BY c.experience_id, c.made_at;
+
+-- name: import_comments
+-- Store comments of a file on experiences that this transaction has stored.
+SELECT rft.import_comments(%(comments)s::jsonb);
+
 -- name: check_imported_annotations
 -- Refuse annotations of a file that cannot be stored.
 SELECT rft.check_imported_annotations(%(annotations)s::jsonb);

@@ -85,3 +85,25 @@ SELECT rft.may_judge() AS may_judge;
 -- name: has_questions (read)
 -- Whether people were asked to label with a kind: then its targets are claimed.
 SELECT rft.has_questions(%(kind)s) AS has_questions;
+
+-- name: add_comment
+-- Store a comment; no row for a repeated request.
+INSERT INTO rft.comment (target, target_id, kind, comment, author, key)
+VALUES (%(target)s::text::rft.label_target, %(target_id)s, %(kind)s, %(comment)s, %(author)s, %(key)s) RETURNING comment_id;
+
+-- name: comment_of_key (read)
+-- The comment that this account stored under a key.
+SELECT comment_id FROM rft.comment WHERE session_user_name = session_user AND key = %(key)s;
+
+-- name: comments (read)
+-- The newest comments on a target, the oldest of them first.
+SELECT * FROM (
+    SELECT comment_id, target::text AS target, target_id, kind, comment, author, session_user_name, made_at
+    FROM rft.comment WHERE target_id = %(target_id)s AND target = %(target)s::text::rft.label_target
+    ORDER BY comment_id DESC LIMIT %(limit)s) c
+ORDER BY comment_id;
+
+-- name: num_comments (read)
+-- How many comments on targets this account sees.
+SELECT target_id, count(*) AS num FROM rft.comment
+WHERE target_id = ANY (%(target_ids)s) AND target = %(target)s::text::rft.label_target GROUP BY target_id;

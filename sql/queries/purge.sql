@@ -200,6 +200,7 @@ SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS 
        (%(keep_labelled)s AND bool_or(
            EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)
            OR EXISTS (SELECT FROM rft.annotation a WHERE a.group_id = e.group_id AND NOT a.retracted AND a.source NOT IN ('judge', 'rule'))
+           OR EXISTS (SELECT FROM rft.comment c WHERE c.group_id = e.group_id)
            OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.chosen_id = e.experience_id)
            OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.rejected_id = e.experience_id)))
        OR bool_or(picked.experience_id IS NOT NULL)

@@ -33,6 +33,17 @@ WHERE k.kind IS NULL OR k.type <> a.type
    OR s.annotation_id IS NOT NULL AND (s.kind, s.target_id, s.author, s.session_user_name, s.source) IS DISTINCT FROM (a.kind, a.target_id, a.author, a.session_user_name, a.source)
 ORDER BY a.annotation_id LIMIT 1000;
 
+-- name: wrong_comments (read)
+-- Comments whose target does not exist or is of another group.
+SELECT c.comment_id, c.target::text AS target, c.target_id
+FROM rft.comment c
+LEFT JOIN rft.experience e ON c.target = 'experience' AND e.experience_id = c.target_id
+LEFT JOIN rft.rollout o ON c.target = 'rollout' AND o.rollout_id = c.target_id
+LEFT JOIN rft.task t ON c.target = 'task' AND t.task_id = c.target_id
+WHERE CASE c.target WHEN 'task' THEN t.task_id IS NULL OR c.group_id IS NOT NULL
+                    ELSE c.group_id IS DISTINCT FROM CASE c.target WHEN 'experience' THEN e.group_id WHEN 'rollout' THEN o.group_id ELSE c.target_id END END
+ORDER BY c.comment_id LIMIT 1000;
+
 -- name: experiences_of_segments (read)
 -- Experiences of segments. It scans the table, so it is used only for segments that cannot be read.
 SELECT segment_id, array_agg(experience_id ORDER BY experience_id) AS experience_ids FROM rft.experience

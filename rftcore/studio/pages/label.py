@@ -24,6 +24,7 @@ from rftcore.studio.values import list_from, value_from
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import labels
 from rftdata.annotations import Annotation, LabelKind, annotate, kinds, questions
+from rftdata.annotations.comments import num_comments
 from rftdata.reports.stored_rollouts import stored_experience
 
 PAGE = Page("Label", "/label", order=20)
@@ -179,7 +180,12 @@ def _items(visit: VisitOf, kind: LabelKind, found_rows: list[tuple[dict[str, Any
     texts = {each["experience_id"]: each for each in found}
     said = visit.fetch("studio_suggestions", kind=kind.kind, target_ids=[row["target_id"] for row in rows])
     suggestions = {each["target_id"]: each for each in said}
-    items = [_item(visit, kind, row, texts, suggestions.get(row["target_id"])) for row in rows]
+    num = num_comments(visit.buffer, kind.target, [row["target_id"] for row in rows])
+    items = [
+        {"num_comments": num.get(row["target_id"], 0)}
+        | _item(visit, kind, row, texts, suggestions.get(row["target_id"]))
+        for row in rows
+    ]
     return visit.render("label_items.html", kind=kind, items=items)
 
 

@@ -17,6 +17,7 @@ from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import reviews
+from rftdata.annotations.comments import num_comments
 from rftdata.errors import QueryError
 
 PAGE = Page("Review", "/review", order=10)
@@ -101,10 +102,12 @@ def _with_texts(visit: VisitOf, rows: list[dict[str, Any]]) -> list[dict[str, An
     ids = [row["experience_id"] for row in rows]
     found = visit.buffer.database.fetch_by_index("studio_items", experience_ids=ids) if ids else []
     texts = {row["experience_id"]: row for row in found}
+    num = num_comments(visit.buffer, "experience", ids)
     return [
         {
             **texts[row["experience_id"]],
             **row,
+            "num_comments": num.get(row["experience_id"], 0),
             "label_id": texts[row["experience_id"]]["label_id"],
             "cursor": f"{row['deadline'].isoformat()}|{row['review_id']}",
             "parts": chat_parts(*(texts[row["experience_id"]][name] for name in ("messages", "prompt", "response"))),

@@ -86,6 +86,7 @@ def test_a_reward_is_corrected_and_undone_with_its_history(
     tab.goto(f"{site.origin}/experience/{experience}")
     tab.keyboard.press("0")
     tab.locator(".history li", has_text="1 → 0").wait_for()
+    tab.wait_for_load_state()  # keys work once the scripts of the new page run
     tab.keyboard.press("u")
     tab.locator(".history li", has_text="0 → 1").wait_for()
     rewards = studio_buffer.sql("SELECT reward FROM rft.experience WHERE experience_id = %s", [experience])

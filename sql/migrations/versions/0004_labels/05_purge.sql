@@ -45,6 +45,7 @@ DECLARE
     sets text[] := ARRAY(SELECT DISTINCT taskset FROM rft.task WHERE task_id = ANY (of_tasks));
 BEGIN
     PERFORM rft.purge_annotations(groups, of_tasks);
+    PERFORM rft.purge_comments(groups, of_tasks);
     UPDATE rft.operator_run o SET error = '[purged]'
     FROM (SELECT run_id, min(coalesce(sealed_at, planned_at)) AS since FROM rft.rollout_group WHERE group_id = ANY (groups) GROUP BY run_id) r
     WHERE o.run_id = r.run_id AND o.ran_at >= r.since AND o.error IS NOT NULL;

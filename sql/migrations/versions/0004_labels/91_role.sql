@@ -73,8 +73,8 @@ DECLARE
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
     -- Functions that write, but only with the owner's rights.
     owners_only CONSTANT text[] := ARRAY[
-        'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'lock_purged', 'correct_verdicts',
-        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'link_imported_edits', 'fill_undo', 'check_annotation', 'lease_questions', 'lease_gold'];
+        'create_roles', 'grant_roles', 'purge_texts', 'purge_outcomes', 'purge_tasks', 'purge_errors', 'purge_annotations', 'purge_comments', 'lock_purged', 'correct_verdicts',
+        'own_label_batch', 'lock_annotated', 'lock_annotated_group', 'import_annotations', 'import_comments', 'link_imported_edits', 'fill_undo', 'check_annotation', 'lease_questions', 'lease_gold'];
     role text;
     granted record;
 BEGIN
@@ -86,9 +86,9 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA rft TO %I', role);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA rft TO %I', role);
     END LOOP;
-    -- Row security of rft.annotation asks it in every session.
+    -- Row security asks them in every session.
     FOREACH role IN ARRAY held LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION rft.has_annotated(text, bigint), rft.has_questions(text) TO %I', role);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION rft.has_annotated(text, bigint), rft.may_see_comment(bigint), rft.has_questions(text) TO %I', role);
     END LOOP;
     -- What reads runs with its caller's rights. A trigger's function needs no right to run, only to be attached to a table, which no role may.
     FOR granted IN
@@ -101,11 +101,12 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    -- A label of any kind. Id, account, batch and time are set by the database.
+    -- A label of any kind, and a comment. Id, account, batch and time are set by the database.
     FOREACH role IN ARRAY held LOOP
         IF role <> 'rft_reader' THEN
             EXECUTE format('GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes,'
                 ' restores, retracted, key) ON rft.annotation TO %I', role);
+            EXECUTE format('GRANT INSERT (target, target_id, kind, comment, author, key) ON rft.comment TO %I', role);
         END IF;
     END LOOP;
     IF 'rft_labeler' = ANY (held) THEN

@@ -10,6 +10,7 @@ AS $$
         ('annotation', 'restores', 'annotation', 'annotation_id'),
         ('attempt_history', 'history_id', 'run_attempt', 'attempt_id'),
         ('attempt_history', 'attempt_id', 'run_attempt', 'attempt_id'),
+        ('comment', 'group_id', 'rollout_group', 'group_id'),
         ('draw', 'attempt_id', 'run_attempt', 'attempt_id'),
         ('draw', 'experience_id', 'experience', 'experience_id'),
         ('draw', 'pair_id', 'preference_pair', 'pair_id'),
