@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +14,16 @@ from rftcore.cli.session import BufferOption, author, opened
 from rftdata.errors import EnvironmentMismatchError
 
 _PACKAGES = ("fastapi", "jinja2", "multipart", "uvicorn")
+_PACKAGES_OF_OIDC = ("cryptography", "httpx", "jwt")
 
 
-def _check_packages() -> None:
+def _check_packages(names: Sequence[str]) -> None:
     """Refuse a Python without the packages of the extra.
 
     Raises:
         EnvironmentMismatchError: it names them and the command that installs them.
     """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentMismatchError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed in {sys.prefix}",
@@ -48,6 +50,10 @@ def studio(
         Path | None, typer.Option("--tls-certificate", help="Certificate (PEM), to serve HTTPS itself.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option("--oidc", help="YAML file of a provider of OpenID Connect by which people may sign in, too."),
+    ] = None,
     by: Annotated[
         str | None,
         typer.Option("--author", envvar="RFT_AUTHOR", help="Author of your labels; your login name by default."),
@@ -56,10 +62,11 @@ def studio(
 ) -> None:
     """Open the studio: review and label experiences, and look at runs, in a browser.
 
-    The address that it prints signs you in once. Other people sign in with their accounts of the database (`rft docs roles`). Press Enter for
+    The address that it prints signs you in once. Other people sign in with their accounts of the database (`rft docs roles`), or by --oidc. Press Enter for
     another address, Ctrl-C to stop.
     """
-    _check_packages()
+    _check_packages(_PACKAGES if oidc is None else _PACKAGES + _PACKAGES_OF_OIDC)
+    from rftcore.studio.oidc.settings import read_settings
     from rftcore.studio.settings import StudioSettings
 
     settings = StudioSettings(
@@ -69,6 +76,7 @@ def studio(
         behind_proxy=behind_proxy,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        oidc=None if oidc is None else read_settings(oidc),
         author=by or author(),
     )
     from rftcore.studio.server import StudioServer, print_addresses

@@ -59,10 +59,8 @@ class StudioServer:
     def address(self) -> str:
         """Return where the studio is; of a personal one with a new one-time token."""
         token = self.studio.sessions.one_time_token()
-        if token is None:
-            return f"https://{self._settings.hosts[0]}/"
-        host = "127.0.0.1" if self._settings.host in ("127.0.0.1", "localhost") else self._settings.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
+        origin = self._settings.origin(self.port)
+        return f"{origin}/" if token is None else f"{origin}/?token={token}"
 
     def serve(self) -> None:
         """Serve until `stop`, or until a signal that the caller has turned into an exception."""

@@ -7,8 +7,8 @@ nowhere else. Sessions end with the process, after 12 hours without a request, w
 The run must never wait for the pages, so all sessions together use at most half of the server's connections: an account has few sessions;
 the one that was unused the longest ends for another. And a session has two connections, which are open only while it is used.
 
-Two ways lead to a session: the one-time address that a personal studio prints, and the name and password of an account. A third way, such as
-OIDC, belongs into `Sessions` beside them: a method that checks a proof of identity and ends with `_begin`.
+Three ways lead to a session: the one-time address that a personal studio prints, the name and password of an account, and an identity that a provider of OpenID
+Connect has proved (`rftcore.studio.oidc`). The last one ends after 12 hours in any case, since the provider may have removed the person.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -23,11 +24,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from rftcore.studio.oidc.people import Proof
 from rftdata.buffer import Buffer
 from rftdata.connection import CONNECTIONS_OF_ACCOUNT, open_as
 from rftdata.errors import BufferUnavailableError, RftError
 
 IDLE_S = 12 * 3600.0
+PROVED_S = 12 * 3600.0
 MAX_OF_ACCOUNT = 8
 # After so long without a request, a session ends if another one needs its place.
 REPLACEABLE_S = 900.0
@@ -37,6 +40,10 @@ PATIENCE_S = 2.0
 
 class SignInError(RftError):
     """A sign-in is refused. The message does not tell whether the name or the password is wrong."""
+
+
+class WrongPasswordError(SignInError):
+    """The database refuses an account with its password."""
 
 
 class NoConnectionError(SignInError):
@@ -56,6 +63,7 @@ class Session:
         buffer: the buffer, with connections of the account.
         may_label: whether the account may set rewards.
         is_owner: whether the person started the studio.
+        ends: when it ends although it is used, on the monotonic clock.
     """
 
     author: str
@@ -67,6 +75,11 @@ class Session:
     cookie: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     write_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     last_used: float = field(default_factory=time.monotonic)
+    ends: float = math.inf
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether its time is over."""
+        return now - self.last_used > IDLE_S or now > self.ends
 
 
 def _identity(buffer_id: UUID, account: str, author: str) -> str:
@@ -118,6 +131,19 @@ class Sessions:
             self._one_time.discard(found)
         return self._begin(self._owner, self._buffer, former, is_owner=True)
 
+    def sign_in_by_provider(self, proof: Proof, former: Session | None = None) -> Session:
+        """Return a session for an identity that a provider has proved.
+
+        Args:
+            former: the session of this browser, which ends.
+
+        Raises:
+            see `sign_in`.
+        """
+        session = self.sign_in(proof.account, proof.password, former)
+        session.ends = time.monotonic() + PROVED_S
+        return session
+
     def sign_in(self, account: str, password: str, former: Session | None = None) -> Session:
         """Return a session for the name and the password of an account of the database.
 
@@ -126,7 +152,8 @@ class Sessions:
 
         Raises:
             NoConnectionError: the database has no free connection.
-            SignInError: the database refuses them, or too many people have signed in.
+            WrongPasswordError: the database refuses them.
+            SignInError: the account may not read the buffer, or too many people have signed in.
             BufferUnavailableError: the database does not answer.
         """
         try:
@@ -135,7 +162,7 @@ class Sessions:
             # The database answers others, so it has refused this account.
             if self._room(account)["is_full"]:
                 raise NoConnectionError("the database has no free connection") from None
-            raise SignInError("the name or the password is wrong") from None
+            raise WrongPasswordError("the name or the password is wrong") from None
         try:
             return self._begin(account, buffer, former, is_owner=False)
         except BaseException:
@@ -171,7 +198,7 @@ class Sessions:
         now = time.monotonic()
         with self._lock:
             session = self._sessions.get(cookie or "")
-            if session is None or now - session.last_used > IDLE_S:
+            if session is None or session.has_ended(now):
                 return None
             session.last_used = now
             return session
@@ -193,7 +220,7 @@ class Sessions:
         """Remove and return the sessions that end when another one begins."""
         now = time.monotonic()
         by_use = sorted(self._sessions.values(), key=lambda session: session.last_used)
-        ended = [session for session in by_use if session is former or now - session.last_used > IDLE_S]
+        ended = [session for session in by_use if session is former or session.has_ended(now)]
         left = [session for session in by_use if session not in ended]
         own = [session for session in left if session.account == new.account]
         ended += own[: max(0, len(own) + 1 - MAX_OF_ACCOUNT)]

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rftcore.studio.oidc.settings import OidcSettings
 from rftdata.errors import ConfigError
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -21,6 +22,7 @@ class StudioSettings:
         hosts: names by which browsers may address it, besides those of the loopback address.
         behind_proxy: a reverse proxy in front of it ends TLS.
         tls_certificate, tls_key: files in PEM format; None if the studio itself speaks plain HTTP.
+        oidc: a provider by which people may sign in, too.
         author: the author of what is written by the person who started the studio; other people are authors by the name of their account.
 
     Raises:
@@ -33,6 +35,7 @@ class StudioSettings:
     behind_proxy: bool = False
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    oidc: OidcSettings | None = None
     author: str = "studio"
 
     def __post_init__(self) -> None:
@@ -78,3 +81,16 @@ class StudioSettings:
         """Names that the header Host of a request may have, without the port."""
         own = LOOPBACK_NAMES if self.is_local_address else ()
         return frozenset(name.lower() for name in (*own, *self.hosts))
+
+    def origin(self, port: int) -> str:
+        """Return the address by which browsers reach it, without a path.
+
+        Args:
+            port: on which it listens.
+        """
+        if self.behind_proxy:
+            return f"https://{self.hosts[0]}"
+        if self.is_encrypted:
+            return f"https://{self.hosts[0]}{'' if port == 443 else f':{port}'}"
+        host = "127.0.0.1" if self.host == "localhost" else self.host.strip("[]")
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"

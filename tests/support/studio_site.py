@@ -39,7 +39,7 @@ class Site:
         """Yield a client signed in by a one-time address."""
         with self.stranger(**FROM_HERE) as client:
             assert client.get(self.server.address()).status_code == 200
-            yield _with_token(client)
+            yield with_token(client)
 
     @contextmanager
     def account(self, name: str, password: str = PASSWORD) -> Iterator[httpx.Client]:
@@ -47,11 +47,12 @@ class Site:
         with self.stranger(**FROM_HERE) as client:
             answer = client.post("/sign-in", data={"account": name, "password": password})
             assert answer.status_code == 303, answer.text
-            yield _with_token(client)
+            yield with_token(client)
             client.post("/sign-out")  # an account has few sessions, and that of a browser must not end
 
 
-def _with_token(client: httpx.Client) -> httpx.Client:
+def with_token(client: httpx.Client) -> httpx.Client:
+    """Let a client that has signed in send what a page sends with its writes."""
     found = re.search(r'data-token="([^"]+)" data-identity="([^"]+)"', client.get("/review").text)
     assert found is not None
     client.headers["X-Studio-Token"], client.headers["X-Studio-Identity"] = found[1], found[2]

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 
 from rftcore.studio.app import _router
 from rftcore.studio.pages import all_pages
+from rftcore.studio.sign_in import router as sign_in
 from rftcore.studio.translations import LANGUAGES, texts
 
 STUDIO = Path(inspect.getfile(all_pages)).parents[1]
@@ -65,7 +66,7 @@ def test_every_text_is_translated_and_no_translation_is_left_over(language: str)
 
 
 def test_no_route_blocks_the_event_loop() -> None:
-    routes = [route for router in (_router, *(router for _, router in all_pages())) for route in router.routes]
+    routes = [route for router in (_router, sign_in, *(router for _, router in all_pages())) for route in router.routes]
     waiting = [
         route.path for route in routes if isinstance(route, APIRoute) and inspect.iscoroutinefunction(route.endpoint)
     ]
