@@ -129,6 +129,8 @@ class Explorer:
         self.max_staleness = config.sampling.max_staleness
         self.usage = RunUsage(joined.run)
         self.runners = TasksetRunners.of(resolved, self._runner(source), self.usage)
+        if tiers := self.runners.sandbox_tiers:
+            worker.progress["sandbox"] = "; ".join(tiers)
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s),
             self._show_blocking,

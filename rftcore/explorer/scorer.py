@@ -98,6 +98,12 @@ class Scorer:
         """Whether there are rewards over whole groups."""
         return bool(self._of_groups)
 
+    @property
+    def sandbox_tiers(self) -> list[str]:
+        """What confines the code that rewards run, for each that runs any."""
+        tiers = (getattr(reward.function, "sandbox_tier", None) for reward in (*self._of_turns, *self._of_groups))
+        return [tier for tier in tiers if tier is not None]
+
     async def __call__(self, turn: Turn, task: Task) -> Score:
         """Return the total and its parts, without rewards over whole groups.
 

@@ -60,6 +60,12 @@ class TasksetRunners:
         """The slots of all rollouts."""
         return self.default.runner.slots
 
+    @property
+    def sandbox_tiers(self) -> list[str]:
+        """What confines the code of a model, once each."""
+        scorers = [one.runner.scorer for one in (self.default, *self._own.values())]
+        return sorted({tier for scorer in scorers if isinstance(scorer, Scorer) for tier in scorer.sandbox_tiers})
+
     def beside(self, slots: RolloutSlots) -> TasksetRunners:
         """Return the same runners with other slots, whose rollouts do not wait for those of these."""
 

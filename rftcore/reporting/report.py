@@ -120,6 +120,7 @@ class Report(_Fact):
     Attributes:
         part_curves: parts of the training rewards by name, without weights.
         observed_tokens: between the answers of experiences, written by users, tools and environments.
+        sandboxes: what confined the code of models in its explorers.
         several_answers: measures of evaluations with several answers to a question.
         forks: number of experiences that begin anew in their rollouts, by cause (`rft.fork`).
         unscored: evaluations with failed answers, which count 0.
@@ -148,6 +149,7 @@ class Report(_Fact):
     forks: dict[str, int]
     rollouts: dict[str, int]
     failed_because: dict[str, int]
+    sandboxes: list[str]
     steps: Steps
     groups: Groups
     dropped: list[Dropped]
@@ -208,6 +210,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         forks=results.forks(),
         rollouts=results.rollouts(),
         failed_because=results.failed_because(),
+        sandboxes=results.sandboxes(),
         steps=_steps(run, results, steps),
         groups=_groups(results, steps.num_groups),
         dropped=results.dropped(),

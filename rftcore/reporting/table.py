@@ -182,6 +182,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
             if one.failed_because
             else []
         ),
+        *([("sandbox", "; ".join(one.sandboxes))] if one.sandboxes else []),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
         *[(f"live weights, KV cache {_KV_CACHE[receipts.kv_cache]}", _receipts(receipts)) for receipts in one.receipts],
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),

@@ -55,6 +55,7 @@ REWARDS = Registry[Any](
         "rubric": "rftcore.rewards.rubric:RubricReward",
         "ruler": "rftcore.rewards.ruler:RulerReward",
         "shortest_correct": "rftcore.rewards.shortest_correct:shortest_correct",
+        "unit_tests": "rftcore.rewards.unit_tests:UnitTests",
     },
 )
 

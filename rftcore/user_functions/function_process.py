@@ -32,6 +32,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from rftcore.failures import (
     FunctionFailedError,
+    InfrastructureError,
     as_traceback,
     describe,
     dumped_frames,
@@ -327,6 +328,8 @@ def _answer(function: Callable[..., Any], question: Question, stacks: IO[bytes])
         return found
     if isinstance(found, RftError) and found.can_be_sent():
         return found
+    if isinstance(found, InfrastructureError):
+        return InfrastructureError(describe(found))
     return FunctionFailedError(describe(found), user_stack(found))
 
 

@@ -217,6 +217,10 @@ class RunResults:
         """Return the totals of trainer steps."""
         return records(StepTotals, self._rows("report_steps"))[0]
 
+    def sandboxes(self) -> list[str]:
+        """Return what confined the code of models, once each; empty for a run that ran none."""
+        return [row["tier"] for row in self._rows("report_sandboxes")]
+
     def receipts(self) -> list[Receipts]:
         """Return the transfers of weights into live engines; empty for a run that used files alone."""
         return records(Receipts, self._rows("report_receipts"))

@@ -64,6 +64,10 @@ JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
 CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
+-- name: report_sandboxes (read)
+-- What confined the code of models in the explorers of a run.
+SELECT DISTINCT progress ->> 'sandbox' AS tier FROM rft.worker WHERE run_id = %(run_id)s AND progress ? 'sandbox' ORDER BY 1;
+
 -- name: report_metrics (read)
 -- Some metrics of each step of a run, where it has them.
 SELECT n.name, s.trainer_step AS step, (s.metrics ->> n.name)::float8 AS value

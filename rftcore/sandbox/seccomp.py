@@ -1,0 +1,110 @@
+"""A filter of system calls: what a program in a sandbox has no use for, and what reaches other processes or large parts of the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import socket
+import struct
+
+from rftcore.sandbox.kernel import PR_SET_SECCOMP, prctl
+
+_MODE_FILTER = 2
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_X32 = 0x40000000
+_NEW_NAMESPACES = 0x7E020000
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# x86_64, aarch64
+_DENIED = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438), "kcmp": (312, 272),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
+    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "quotactl": (179, 60), "quotactl_fd": (443, 443), "acct": (163, 89),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
+    "sethostname": (170, 161), "setdomainname": (171, 162), "syslog": (103, 116), "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264), "move_pages": (279, 239), "migrate_pages": (256, 238), "vhangup": (153, 58),
+}  # fmt: skip
+_DENIED_ON_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}
+# Memory and queues that all processes of a host share, where there is no namespace for them.
+_SHARED = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
+_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "ioctl": (16, 29)}
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def _refusal(number: int = errno.EPERM) -> bytes:
+    return _step(_RETURN, _ERRNO | number)
+
+
+def _filter(*, local_sockets: bool) -> bytes:
+    """Return the program.
+
+    Args:
+        local_sockets: whether Unix sockets are allowed, in a network namespace of the sandbox's own.
+    """
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"seccomp: no filter for processors of kind {machine}")
+    column = list(_ARCHITECTURES).index(machine)
+    denied = [numbers[column] for numbers in _DENIED.values()]
+    if machine == "x86_64":
+        denied += _DENIED_ON_X86.values()
+    if not local_sockets:
+        denied += [numbers[column] for numbers in _SHARED.values()]
+    clone, clone3, new_socket, ioctl = (numbers[column] for numbers in _SPECIAL.values())
+    allow = _step(_RETURN, _ALLOW)
+    steps = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_EQUAL, _ARCHITECTURES[machine], 1, 0),
+        _step(_RETURN, _KILL_PROCESS),
+        _step(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        steps += [_step(_AT_LEAST, _X32, 0, 1), _refusal()]
+    for number in denied:
+        steps += [_step(_EQUAL, number, 0, 1), _refusal()]
+    # The C library falls back to clone, whose flags a filter can read.
+    steps += [_step(_EQUAL, clone3, 0, 1), _refusal(errno.ENOSYS)]
+    steps += [
+        _step(_EQUAL, clone, 0, 4),
+        _step(_LOAD, _ARGUMENTS),
+        _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
+        _refusal(),
+        allow,
+    ]
+    if local_sockets:
+        steps += [
+            _step(_EQUAL, new_socket, 0, 4),
+            _step(_LOAD, _ARGUMENTS),
+            _step(_EQUAL, socket.AF_UNIX, 1, 0),
+            _refusal(errno.EACCES),
+            allow,
+        ]
+    else:
+        steps += [_step(_EQUAL, new_socket, 0, 1), _refusal(errno.EACCES)]
+    steps += [_step(_EQUAL, ioctl, 0, 4), _step(_LOAD, _ARGUMENTS + 8)]
+    steps += [_step(_EQUAL, _TERMINAL_INPUT[0], 1, 0), _step(_EQUAL, _TERMINAL_INPUT[1], 0, 1), _refusal(), allow]
+    return b"".join(steps)
+
+
+def restrict_system_calls(*, local_sockets: bool) -> None:
+    """Load the filter into this process and all that it starts; it needs no_new_privs.
+
+    Args:
+        local_sockets: see `_filter`.
+    """
+    program = _filter(local_sockets=local_sockets)
+    code = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    prctl(PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(head))
