@@ -47,8 +47,8 @@ SELECT s.group_id, c.experience_id AS chosen_id, j.experience_id AS rejected_id,
        c.num_trained_tokens AS chosen_tokens, j.num_trained_tokens AS rejected_tokens,
        rft.same_prompt(c.group_id, c.prompt_digest, j.group_id, j.prompt_digest) AS same_prompt
 FROM shares s
-JOIN rft.experience c ON c.experience_id = CASE WHEN s.share >= 0.5 THEN s.one_id ELSE s.other_id END
-JOIN rft.experience j ON j.experience_id = CASE WHEN s.share >= 0.5 THEN s.other_id ELSE s.one_id END
+CROSS JOIN LATERAL (SELECT e.* FROM rft.experience e WHERE e.experience_id = CASE WHEN s.share >= 0.5 THEN s.one_id ELSE s.other_id END OFFSET 0) c
+CROSS JOIN LATERAL (SELECT e.* FROM rft.experience e WHERE e.experience_id = CASE WHEN s.share >= 0.5 THEN s.other_id ELSE s.one_id END OFFSET 0) j
 WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (s.one_id, s.other_id))
 ORDER BY s.group_id, c.experience_id, j.experience_id;
 

@@ -133,6 +133,17 @@ def test_two_answers_are_selected_once_and_never_both_ways(stored: Buffer) -> No
     assert pairs(stored, "pair_id = 1") == [(1, 2, 5, pytest.approx(0.5))] and stored.sql(chosen).num_rows == 0
 
 
+def test_comparing_two_answers_reads_their_groups_alone(stored: Buffer) -> None:
+    rank(stored, "ada", [1], [2])
+    build(stored)
+    with stored.database.transaction() as connection:
+        connection.execute("SELECT rft.agreement(1, 2), rft.num_people(1, 2)")
+        passes = connection.execute(
+            "SELECT relname, seq_tup_read FROM pg_stat_xact_user_tables WHERE schemaname = 'rft' AND seq_tup_read > 0"
+        ).fetchall()
+    assert passes == []
+
+
 def test_rewards_decide_on_what_nobody_compared_and_people_on_the_rest(stored: Buffer) -> None:
     for reward, experience in [(1.0, 1), (0.5, 2)]:
         stored.sql("UPDATE rft.experience SET reward = %s WHERE experience_id = %s", [reward, experience])
