@@ -25,6 +25,7 @@ BENCHMARKS = {
     "history": ("buffer.history", "Questions to a long history in PostgreSQL, beside DuckDB over Parquet."),
     "mismatch": ("runs.mismatch", "Tokens that a clip removes because engine and trainer compute differently."),
     "modes": ("runs.modes", "Time to one held-out score: synchronous, one step off and asynchronous."),
+    "pages": ("studio.pages", "Pages of the studio and commands on a large buffer with labels, at two sizes."),
     "pipeline": ("pipeline.stages", "Pipeline stages and the chain, beside datasets, Trinity-RFT and Data-Juicer."),
     "pipeline_data_juicer": ("pipeline.data_juicer", "Data-Juicer's operators in the chain, beside a call by hand."),
     "pipeline_workers": ("pipeline.workers", "Pipeline workers from the queue to committed verdicts, by their number."),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness.workload import GROUP_SIZE, make_samples
+from benchmarks.harness.workload import GROUP_SIZE, Sample, make_samples
 from benchmarks.peers.rftdata_buffer import as_groups
 from rftdata import Buffer
 from rftdata.attempts.attempt import Attempt
@@ -26,11 +27,15 @@ _AT_ONCE, _BATCH_GROUPS, _CHECKPOINT_EVERY, _VALIDATIONS = 512, 8, 50, 5
 _NUM_DIFFERENT = 4096
 
 
-def add_run(buffer: Buffer, number: int, num: int) -> None:
-    """Add a run with `num` experiences: two groups in five are dropped, half of the experiences are drawn, one in fifty is relabelled."""
+def add_run(buffer: Buffer, number: int, num: int, samples: Sequence[Sample] = ()) -> None:
+    """Add a run with `num` experiences: two groups in five are dropped, half of the experiences are drawn, one in fifty is relabelled.
+
+    Args:
+        samples: what is stored, again and again; by default some of the usual size.
+    """
     run = buffer.create_run(name=f"run-{number}", config={}, seed=number, steps=10**6, pipeline_version=VERSION)
     chance = random.Random(number)
-    samples = make_samples(min(num, _NUM_DIFFERENT), seed=number)
+    samples = samples or make_samples(min(num, _NUM_DIFFERENT), seed=number)
     with buffer.writer(run) as writer:
         for first in range(0, num, _AT_ONCE):
             writer.insert(*as_groups([samples[i % len(samples)] for i in range(first, min(first + _AT_ONCE, num))]))

@@ -15,13 +15,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import rftdata
 from benchmarks.harness.arguments import argument_parser, integer, names, scratch_folder
 from benchmarks.harness.report import say, write
+from benchmarks.harness.statements import statements
+from benchmarks.studio.client import signed_in
 from rftcore.studio.server import StudioServer
 from rftcore.studio.settings import StudioSettings
 from rftdata.buffer import Buffer
@@ -32,17 +33,10 @@ _ITEM = re.compile(r'data-item-id="(\d+)" data-cursor="([^"]+)" data-seen="(\d*)
 _KEYS = ("1", "0", "Enter", "d")
 
 
-def statements() -> dict[str, str]:
-    """Return the statements of the file beside this one, by name."""
-    text = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
-    blocks = re.split(r"^-- name: ", text, flags=re.MULTILINE)[1:]
-    return {block.partition("\n")[0]: block.partition("\n")[2].rstrip().rstrip(";") for block in blocks}
-
-
 def fill(buffer: Buffer, num: int, *, spread: bool) -> None:
     """Store `num` experiences with a question about each."""
     run = buffer.create_run(name="queue", config={}, seed=1, steps=1, pipeline_version="bench")
-    texts = statements()
+    texts = statements(__file__)
     values: dict[str, Any] = {"run_id": run.run_id, "num": num, "spread": spread}
     values["task_id"] = buffer.sql(texts["tasks"])["task_id"].to_pylist()[0]
     for name in ("groups", "prompts", "rollouts", "experiences", "reviews", "analyze"):
@@ -60,8 +54,6 @@ def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
 
 def measure_server(server: StudioServer, buffer: Buffer, num: int) -> dict[str, dict[str, float]]:
     """Measure the requests of a labeller, one after another."""
-    import httpx
-
     taken: dict[str, list[float]] = {"answer": [], "next": [], "page": [], "commit": []}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -70,14 +62,7 @@ def measure_server(server: StudioServer, buffer: Buffer, num: int) -> dict[str, 
         taken[name].append(1000 * (time.perf_counter() - started))
         return result
 
-    origin = f"http://127.0.0.1:{server.port}"
-    with httpx.Client(
-        base_url=origin, headers={"Sec-Fetch-Site": "same-origin"}, trust_env=False, timeout=60
-    ) as client:
-        client.get(server.address())
-        found = re.search(r'data-token="([^"]+)"', client.get("/review").text)
-        assert found is not None
-        client.headers["X-Studio-Token"] = found[1]
+    with signed_in(server) as client:
         cursor = ""
         for i in range(_WARM_UP + num):
             page = timed("next", partial(client.get, "/review/items", params={"count": 1, "cursor": cursor}))
