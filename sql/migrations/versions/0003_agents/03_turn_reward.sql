@@ -210,15 +210,7 @@ END
 $$;
 COMMENT ON FUNCTION rft.label_rollout IS 'Sets the reward of all experiences of a rollout in one statement, so in one batch of labels; returns their number. In statistics of tasks it is one trial, however many experiences there are. is_final: reward_final; NULL leaves it.';
 
--- A condition may ask for the number of labels, which a label of a turn changes without the experience's row.
-CREATE FUNCTION rft.version_of_experience(e rft.experience) RETURNS text
-LANGUAGE sql STABLE
-AS $$
-    SELECT concat_ws(' ', (SELECT x.xmin FROM rft.experience x WHERE x.experience_id = e.experience_id),
-        (SELECT max(l.label_id) FROM rft.label l WHERE l.experience_id = e.experience_id AND l.turn IS NOT NULL))
-$$;
-COMMENT ON FUNCTION rft.version_of_experience IS 'Returns a text that changes with the row of an experience and with labels of its turns.';
-
+-- rft.version_of_experience is in 0004_labels/05_purge.sql, since it reads annotations.
 CREATE OR REPLACE FUNCTION rft.lock_purged(ids bigint[]) RETURNS TABLE (experience_id bigint, version text)
 LANGUAGE plpgsql
 AS $$

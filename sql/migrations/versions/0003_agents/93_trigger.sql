@@ -1,5 +1,5 @@
 -- Triggers that run with the rights of an account find the objects of this schema and of pg_catalog, not those that the account made: with a
--- temporary table pg_namespace, a labeller moved the clock, and answered questions after their deadline.
+-- temporary table pg_namespace, a labeller moved the clock, and answered questions after their deadline. 0004_labels/93_trigger.sql sets the path of all.
 
 -- The names in such a body are looked up now.
 CREATE OR REPLACE FUNCTION rft.clock() RETURNS timestamptz
@@ -11,15 +11,3 @@ BEGIN ATOMIC
             THEN current_setting('rft.clock_shift')::interval
         ELSE interval '0' END;
 END;
-
-DO $$
-DECLARE
-    found record;
-BEGIN
-    FOR found IN SELECT p.oid::regprocedure AS routine FROM pg_proc p
-        WHERE p.pronamespace = 'rft'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proconfig IS NULL
-    LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', found.routine);
-    END LOOP;
-END
-$$;

@@ -66,7 +66,7 @@ END
 $$;
 COMMENT ON FUNCTION rft.purge_errors(bigint[], bigint[], bigint) IS 'Removes errors of stages, and for a request those of processes, that may quote texts of groups or tasks; records the runs and tasksets for errors to come.';
 
--- A condition may ask for annotations, which change without the experience's row.
+-- A condition may ask for the number of labels, which a label of a turn changes without the experience's row, and for annotations.
 CREATE OR REPLACE FUNCTION rft.version_of_experience(e rft.experience) RETURNS text
 LANGUAGE sql STABLE
 AS $$

@@ -1,4 +1,4 @@
--- Rights: what schema 0004 adds. One place for all its tables and functions.
+-- Rights: what schemas 0003 and 0004 add. One place for all their tables and functions. They are granted when all migrations have run.
 
 CREATE OR REPLACE FUNCTION rft.worker_rights() RETURNS TABLE (table_name text, may_insert boolean, may_delete boolean, may_update text[])
 LANGUAGE sql IMMUTABLE

@@ -1,4 +1,4 @@
--- References without a foreign key: those of the tables that schema 0004 adds.
+-- References without a foreign key: those of the tables that schemas 0003 and 0004 add, too.
 
 CREATE OR REPLACE FUNCTION rft.unenforced_references() RETURNS TABLE (child text, referring text, parent text, key text)
 LANGUAGE sql IMMUTABLE

@@ -1,4 +1,4 @@
--- The triggers of schema 0004 find the objects of this schema and of pg_catalog alone, see 0003_agents/93_trigger.sql.
+-- The triggers of all schemas find the objects of this schema and of pg_catalog alone, see 0003_agents/93_trigger.sql.
 DO $$
 DECLARE
     found record;
