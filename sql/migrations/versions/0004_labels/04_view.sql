@@ -52,30 +52,27 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN QUERY
-    WITH given AS MATERIALIZED (SELECT a.* FROM rft.annotation a WHERE a.annotation_id = ANY (ids)),
-    last AS (
-        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.* FROM given a
-        ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id DESC),
-    first AS (
-        SELECT DISTINCT ON (a.kind, a.target_id, a.source, a.author, a.session_user_name) a.* FROM given a
-        ORDER BY a.kind, a.target_id, a.source, a.author, a.session_user_name, a.annotation_id),
+    WITH given AS (
+        SELECT a.kind, a.target_id, a.source, a.author, a.session_user_name, min(a.group_id) AS group_id, max(a.annotation_id) AS last_id,
+               (array_agg(a.supersedes ORDER BY a.annotation_id))[1] AS before_id
+        FROM rft.annotation a WHERE a.annotation_id = ANY (ids) GROUP BY a.kind, a.target_id, a.source, a.author, a.session_user_name),
     found AS (
-        SELECT l.annotation_id AS undone_id, l.group_id, l.target_id, t.annotation_id AS tip_id, b.restored AS before_id,
-               t.annotation_id <> l.annotation_id AND t.restores IS DISTINCT FROM l.annotation_id AS overruled
-        FROM last l
-        JOIN first f USING (kind, target_id, source, author, session_user_name)
+        SELECT l.last_id AS undone_id, l.group_id, l.target_id, t.annotation_id AS tip_id, b.restored AS before_id,
+               t.annotation_id <> l.last_id AND t.restores IS DISTINCT FROM l.last_id AS overruled
+        FROM given l
         CROSS JOIN LATERAL (
             SELECT x.annotation_id, x.restores FROM (SELECT * FROM rft.annotation n WHERE n.target_id = l.target_id AND n.kind = l.kind OFFSET 0) x
             WHERE x.source = l.source AND x.author = l.author AND x.session_user_name = l.session_user_name
             ORDER BY x.annotation_id DESC LIMIT 1) t
         LEFT JOIN LATERAL (
             SELECT coalesce(x.restores, CASE WHEN NOT x.retracted THEN x.annotation_id END) AS restored
-            FROM rft.annotation x WHERE x.annotation_id = f.supersedes) b ON true),
+            FROM (SELECT * FROM rft.annotation n WHERE n.annotation_id = l.before_id OFFSET 0) x) b ON true),
     stored AS (
         INSERT INTO rft.annotation (supersedes, restores, retracted, reason)
         SELECT f.tip_id, f.before_id, f.before_id IS NULL, why FROM found f WHERE NOT f.overruled ORDER BY f.group_id, f.target_id
         RETURNING rft.annotation.annotation_id, rft.annotation.supersedes)
-    SELECT f.undone_id, s.annotation_id, f.overruled FROM found f LEFT JOIN stored s ON s.supersedes = f.tip_id ORDER BY f.undone_id;
+    -- FULL, which is LEFT here, because such a join is never planned as comparing each row with each.
+    SELECT f.undone_id, s.annotation_id, f.overruled FROM found f FULL JOIN stored s ON s.supersedes = f.tip_id ORDER BY f.undone_id;
 END
 $$;
 COMMENT ON FUNCTION rft.undo_annotation_rows(bigint[], text) IS 'Undoes annotations, as a new batch: what stood before them stands again. Those that were superseded since are left and returned with is_overruled.';
