@@ -47,7 +47,9 @@ def fill(buffer: Buffer, num: int) -> None:
 def short_samples(num: int, seed: int) -> list[Sample]:
     """Return samples with few tokens, a task for each `GROUPS_PER_TASK` groups."""
     made = [shortened(each) for each in make_samples(min(num, 4096), seed=seed)]
-    return [dataclasses.replace(made[i % len(made)], key=i, group=i // (GROUP_SIZE * GROUPS_PER_TASK)) for i in range(num)]
+    return [
+        dataclasses.replace(made[i % len(made)], key=i, group=i // (GROUP_SIZE * GROUPS_PER_TASK)) for i in range(num)
+    ]
 
 
 def shortened(sample: Sample, num_tokens: int = 48) -> Sample:

@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def measure_pages(buffer: Buffer, account: str | None) -> dict[str, dict[str, An
         signed_in(server, account, _PASSWORD) as client,
     ):
         for name, address in addresses(rows).items():
-            found[name] = timed(lambda address=address: client.get(address))
+            found[name] = timed(partial(client.get, address))
         for name, request in changes(client, rows).items():
             found[name] = timed(request)
     return found
@@ -214,9 +215,7 @@ def measure_commands(buffer: Buffer, folder: Path) -> dict[str, float]:
     for name, arguments in commands(rows_of(buffer), folder).items():
         at = [] if arguments == ["--version"] else ["--buffer", str(buffer.folder)]
         started = time.perf_counter()
-        done = subprocess.run(
-            command(*arguments, *at), env=environment(), capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command(*arguments, *at), env=environment(), capture_output=True, text=True, check=False)
         seconds[name] = round(time.perf_counter() - started, 2)
         if done.returncode:
             say(f"{name}: exit code {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
@@ -258,7 +257,9 @@ def growth(small: dict[str, Any], large: dict[str, Any]) -> dict[str, dict[str, 
                 for name, seconds in figures.items()
             }
         else:
-            found[what] = {name: round(each["median"] / small[what][name]["median"], 1) for name, each in figures.items()}
+            found[what] = {
+                name: round(each["median"] / small[what][name]["median"], 1) for name, each in figures.items()
+            }
     return found
 
 
@@ -267,7 +268,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argument_parser("pages", __doc__)
     parser.add_argument("--sizes", type=integers(1280), default=(40_000, 400_000), help="numbers of experiences")
     parser.add_argument(
-        "--what", type=names("commands", "pages", "labeler"), default=["commands", "pages", "labeler"],
+        "--what",
+        type=names("commands", "pages", "labeler"),
+        default=["commands", "pages", "labeler"],
         help="pages: those of the owner; labeler: those of an account that may label",
     )
     options = parser.parse_args(arguments)

@@ -32,7 +32,7 @@ def read_again(plan: dict[str, Any], is_inner: bool = False) -> Iterator[str]:
     for child in plan.get("Plans", []):
         is_new = child["Parent Relationship"] in ("InitPlan", "SubPlan")
         is_rescanned = plan["Node Type"] == "Nested Loop" and child["Parent Relationship"] == "Inner"
-        yield from read_again(child, is_rescanned or is_inner and not is_new)
+        yield from read_again(child, is_rescanned or (is_inner and not is_new))
 
 
 def test_an_undo_of_many_compares_no_annotation_with_each(buffer: Buffer) -> None:
