@@ -43,59 +43,86 @@ class Alpha:
 
 @dataclass(frozen=True)
 class _Table:
-    """Ratings as arrays: for each rating its unit and the index of its value among the sorted ones; for each unit its number of ratings."""
+    """Ratings as arrays. Units with the same ratings are one kind of unit.
 
-    unit: NDArray[np.int64]
+    For each rating of a kind: the kind, and the index of its value among the sorted ones; for each kind its number of ratings and of units.
+    """
+
+    kind: NDArray[np.int64]
     index: NDArray[np.int64]
     values: list[Any]
     size: NDArray[np.int64]
+    count: NDArray[np.int64]
 
 
 def krippendorff_alpha(ratings: Ratings, level: Level, *, num_samples: int = 1000, seed: int = 0) -> Alpha:
     """Return alpha with its interval."""
     table = _table(ratings, level)
-    num_units = len(table.size)
-    value = _alpha(table, level, np.ones(num_units, np.int64))
+    num_units = int(table.count.sum())
+    # The distances of ordinal values follow from how often each was given, which differs between samples.
+    known = None if level == "ordinal" else _disagreement(table, _scale(table, level, table.count))
+    value = _alpha(table, level, table.count, known)
     low = high = None
     if value is not None and num_units >= 2:
         random = np.random.default_rng(seed)
-        draws = (random.multinomial(num_units, np.full(num_units, 1 / num_units)) for _ in range(num_samples))
+        draws = (random.multinomial(num_units, table.count / num_units) for _ in range(num_samples))
         # A sample of one single value has no alpha; it is a sample without disagreement.
-        sampled = [1.0 if found is None else found for found in (_alpha(table, level, each) for each in draws)]
+        sampled = [1.0 if found is None else found for found in (_alpha(table, level, each, known) for each in draws)]
         low, high = (float(bound) for bound in np.percentile(sampled, [2.5, 97.5]))
-    return Alpha(value, low, high, num_units, len(table.unit))
+    return Alpha(value, low, high, num_units, int(table.count @ table.size))
 
 
 def _table(ratings: Ratings, level: Level) -> _Table:
     units = [list(given.values()) for given in ratings.values() if len(given) >= 2]
-    flat = [value for unit in units for value in unit]
-    values = sorted(set(flat), key=None if level != "nominal" else repr)
+    values = sorted({value for unit in units for value in unit}, key=None if level != "nominal" else repr)
     place = {value: i for i, value in enumerate(values)}
-    size = np.array([len(unit) for unit in units], np.int64)
+    kinds = Counter(tuple(sorted(place[value] for value in unit)) for unit in units)
+    size = np.array([len(kind) for kind in kinds], np.int64)
     return _Table(
-        np.repeat(np.arange(len(units)), size), np.array([place[value] for value in flat], np.int64), values, size
+        np.repeat(np.arange(len(kinds)), size),
+        np.array([index for kind in kinds for index in kind], np.int64),
+        values,
+        size,
+        np.array(list(kinds.values()), np.int64),
     )
 
 
-def _alpha(table: _Table, level: Level, weights: NDArray[np.int64]) -> float | None:
-    """Return alpha of units that count `weights` times."""
-    size, num_values = table.size, len(table.values)
-    num = float(weights @ size)
-    marginals = np.bincount(table.index, weights[table.unit], num_values) if len(table.unit) else np.zeros(0)
+def _alpha(table: _Table, level: Level, count: NDArray[np.int64], known: Floats | None) -> float | None:
+    """Return alpha of a sample with `count` units of each kind; `known`: the disagreement within a unit of each kind."""
+    marginals = _marginals(table, count)
     if np.count_nonzero(marginals) < 2:
         return None
-    if level == "nominal":
-        pairs, counts = np.unique(table.unit * num_values + table.index, return_counts=True)
-        same = np.bincount(pairs // num_values, counts.astype(float) ** 2, len(size))
-        observed = float(weights @ ((size**2 - same) / (size - 1)))
+    scale = _scale(table, level, count)
+    num, observed = float(count @ table.size), float(count @ (_disagreement(table, scale) if known is None else known))
+    if scale is None:
         expected = num**2 - float(marginals @ marginals)
     else:
-        scale = np.cumsum(marginals) - marginals / 2 if level == "ordinal" else np.array(table.values, float)
-        x = scale[table.index] - scale.mean()
-        total, squares = (np.bincount(table.unit, x**power, len(size)) for power in (1, 2))
-        observed = float(weights @ ((size * squares - total**2) / (size - 1)))
-        expected = num * float(weights @ squares) - float(weights @ total) ** 2
+        expected = num * float(marginals @ scale**2) - float(marginals @ scale) ** 2
     return 1.0 - (num - 1) * observed / expected
+
+
+def _marginals(table: _Table, count: NDArray[np.int64]) -> Floats:
+    """Return how often each value was given."""
+    return np.bincount(table.index, count[table.kind], len(table.values)) if len(table.kind) else np.zeros(0)
+
+
+def _scale(table: _Table, level: Level, count: NDArray[np.int64]) -> Floats | None:
+    """Return a number for each value, whose squared distances count; None if all differences count the same."""
+    if level == "nominal":
+        return None
+    marginals = _marginals(table, count)
+    scale = np.cumsum(marginals) - marginals / 2 if level == "ordinal" else np.array(table.values, float)
+    return scale - scale.mean() if len(scale) else scale
+
+
+def _disagreement(table: _Table, scale: Floats | None) -> Floats:
+    """Return the disagreement within a unit of each kind, by its definition over pairs of ratings."""
+    if scale is None:
+        pairs, num = np.unique(table.kind * len(table.values) + table.index, return_counts=True)
+        same = np.bincount(pairs // max(len(table.values), 1), num.astype(float) ** 2, len(table.size))
+        return (table.size**2 - same) / (table.size - 1)
+    total, squares = (np.bincount(table.kind, scale[table.index] ** power, len(table.size)) for power in (1, 2))
+    return (table.size * squares - total**2) / (table.size - 1)
 
 
 def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
@@ -129,7 +156,9 @@ def fleiss_kappa(ratings: Ratings) -> float | None:
     agreed = float(
         np.mean([(sum(n * n for n in u.values()) - m) / (m * (m - 1)) for u, m in zip(units, sizes, strict=True)])
     )
-    totals = sum(units, Counter[Any]())
+    totals: Counter[Any] = Counter()
+    for unit in units:
+        totals.update(unit)
     expected = sum((n / sum(sizes)) ** 2 for n in totals.values())
     return None if expected == 1 else (agreed - expected) / (1 - expected)
 

@@ -84,6 +84,10 @@ def _of_kind(kind: str, rows: Sequence[Row]) -> KindQuality:
     if kind_type in ("tags", "bool") or (kind_type == "choice" and level != "ordinal"):
         level = "nominal"
     is_rated = bool(parts) and kind_type != "spans"
+    own: dict[str, list[Row]] = {}
+    for row in rows:
+        own.setdefault(_person(row), []).append(row)
+    others = _equal_ratings(ratings) if is_rated else {}
     return KindQuality(
         kind,
         kind_type,
@@ -93,21 +97,23 @@ def _of_kind(kind: str, rows: Sequence[Row]) -> KindQuality:
         fleiss_kappa(ratings) if is_rated else None,
         cohen_kappas(ratings) if is_rated else {},
         mean_span_f1(ratings) if kind_type == "spans" else None,
-        [_of_person(person, rows, ratings, is_rated) for person in sorted({_person(row) for row in rows})],
+        [_of_person(person, own[person], others.get(person, (0, 0))) for person in sorted(own)],
     )
 
 
-def _of_person(person: str, rows: Sequence[Row], ratings: Ratings, is_rated: bool) -> PersonQuality:
-    own = [row for row in rows if _person(row) == person]
+def _equal_ratings(ratings: Ratings) -> dict[str, tuple[int, int]]:
+    """Return, for each person, how many ratings of the same units by others are equal to this person's, and how many there are."""
+    found: dict[str, tuple[int, int]] = {}
+    for given in ratings.values():
+        for person, value in given.items():
+            num_equal, num = found.get(person, (0, 0))
+            found[person] = num_equal + sum(each == value for each in given.values()) - 1, num + len(given) - 1
+    return found
+
+
+def _of_person(person: str, own: Sequence[Row], others: tuple[int, int]) -> PersonQuality:
     seconds = [row["seconds"] for row in own if row["seconds"] is not None]
     known = [_same(row, row["gold"]) for row in own if row["gold"] is not None]
-    others = [
-        value == given[person]
-        for given in ratings.values()
-        if is_rated and person in given
-        for other, value in given.items()
-        if other != person
-    ]
     firsts = [won for row in own if row["type"] == "ranking" for won in _first_shown_wins(row)]
     return PersonQuality(
         person,
@@ -115,7 +121,7 @@ def _of_person(person: str, rows: Sequence[Row], ratings: Ratings, is_rated: boo
         statistics.median(seconds) if seconds else None,
         len(known),
         _share(known),
-        _share(others),
+        others[0] / others[1] if others[1] else None,
         len(firsts),
         _share(firsts),
     )

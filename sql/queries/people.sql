@@ -25,19 +25,23 @@ SELECT CASE WHEN %(is_skipped)s THEN rft.skip_question(%(question_id)s) ELSE rft
 -- name: answers_of_people (read)
 -- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others; of others
 -- what stands.
+-- Everything is joined once: look-ups for each annotation would cost as much as all the rest.
+WITH said AS (
+    SELECT a.*, NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id) AS is_last
+    FROM rft.annotation a
+    WHERE a.source IN ('human', 'import') AND (%(kind)s::text IS NULL OR a.kind = %(kind)s)),
+in_order AS (
+    SELECT a.*, min(a.annotation_id) OVER chain = a.annotation_id AS is_first, bool_or(a.is_last AND NOT a.retracted) OVER chain AS stands
+    FROM said a WINDOW chain AS (PARTITION BY a.kind, a.target_id, a.source, a.session_user_name))
 SELECT a.annotation_id, a.kind, k.type::text AS type, k.level::text AS level, k.spec, a.target_id, a.author, a.session_user_name AS account, a.value, a.seconds,
        a.shown, o.value AS gold
-FROM rft.annotation a
+FROM in_order a
 JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
 LEFT JOIN rft.rollout_group g ON g.group_id = a.group_id
-LEFT JOIN LATERAL (SELECT value FROM rft.gold WHERE kind = a.kind AND target_id = a.target_id ORDER BY gold_id DESC LIMIT 1) o ON true
-WHERE a.source IN ('human', 'import') AND NOT a.retracted AND (%(kind)s::text IS NULL OR a.kind = %(kind)s)
-  AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
-  AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[])
-      THEN rft.has_standing(a.kind, a.target_id, a.session_user_name) AND NOT EXISTS (
-          SELECT FROM rft.annotation f WHERE f.target_id = a.target_id AND f.kind = a.kind AND f.source = 'human'
-          AND f.session_user_name = a.session_user_name AND f.annotation_id < a.annotation_id)
-      ELSE NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id) END
+LEFT JOIN (SELECT DISTINCT ON (kind, target_id) kind, target_id, value FROM rft.gold ORDER BY kind, target_id, gold_id DESC) o
+    ON o.kind = a.kind AND o.target_id = a.target_id
+WHERE NOT a.retracted AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
+  AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[]) THEN a.is_first AND a.stands ELSE a.is_last END
 ORDER BY a.annotation_id;
 
 -- name: disagreements (read)
