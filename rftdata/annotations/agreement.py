@@ -103,7 +103,7 @@ def _alpha(table: _Table, level: Level, count: NDArray[np.int64], known: Floats 
 
 def _marginals(table: _Table, count: NDArray[np.int64]) -> Floats:
     """Return how often each value was given."""
-    return np.bincount(table.index, count[table.kind], len(table.values)) if len(table.kind) else np.zeros(0)
+    return np.bincount(table.index, count[table.kind], len(table.values)).astype(np.float64)
 
 
 def _scale(table: _Table, level: Level, count: NDArray[np.int64]) -> Floats | None:
