@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from rftcore.studio.app import Studio, build_studio
+from rftcore.studio.connections import ConnectionOfProxy, LimitedConnection
 from rftcore.studio.live import LiveHints
 from rftcore.studio.sessions import PATIENCE_S, Sessions
 from rftcore.studio.settings import StudioSettings
@@ -45,6 +46,7 @@ class StudioServer:
         self.studio: Studio = build_studio(settings, sessions, self._live, self.port)
         config = uvicorn.Config(
             self.studio.app,
+            http=ConnectionOfProxy if settings.behind_proxy else LimitedConnection,
             access_log=False,
             log_config=None,
             server_header=False,

@@ -5,13 +5,16 @@ SELECT session_user::text AS account,
        has_schema_privilege('rft', 'USAGE') AND has_column_privilege('rft.experience', 'reward', 'UPDATE') AS may_label;
 
 -- name: studio_room (read)
--- The buffer, how many connections its server has, and whether it refuses another one of an account: all are used, or all that the account may have.
+-- The buffer, how many connections its server has, and whether it refuses another one of an account: all are used, or all that the
+-- account or the database may have.
 SELECT (SELECT buffer_id FROM rft.buffer) AS buffer_id, s.num_connections, s.num_connections - s.num_reserved <= a.num_open OR EXISTS (
-           SELECT FROM pg_roles r WHERE r.rolname = %(account)s AND r.rolconnlimit >= 0 AND r.rolconnlimit <= a.num_own) AS is_full
+           SELECT FROM pg_roles r WHERE r.rolname = %(account)s AND r.rolconnlimit >= 0 AND r.rolconnlimit <= a.num_own) OR EXISTS (
+           SELECT FROM pg_database d WHERE d.datname = current_database() AND d.datconnlimit >= 0 AND d.datconnlimit <= a.num_here) AS is_full
 FROM (SELECT current_setting('max_connections')::integer AS num_connections,
              current_setting('superuser_reserved_connections')::integer
              + coalesce(current_setting('reserved_connections', true)::integer, 0) AS num_reserved) s,
-     (SELECT count(*) AS num_open, count(*) FILTER (WHERE usename = %(account)s) AS num_own
+     (SELECT count(*) AS num_open, count(*) FILTER (WHERE usename = %(account)s) AS num_own,
+             count(*) FILTER (WHERE datname = current_database()) AS num_here
       FROM pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL) a;
 
 -- name: studio_items (read)

@@ -26,14 +26,14 @@ def sign_in(client: httpx.Client, account: str) -> httpx.Response:
 
 
 @contextmanager
-def limit(buffer: rftdata.Buffer, account: str, num: int) -> Iterator[None]:
+def limit(buffer: rftdata.Buffer, what: str, num: int) -> Iterator[None]:
     with buffer.database.connection() as opened:
-        opened.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT {num}')
+        opened.execute(f"ALTER {what} CONNECTION LIMIT {num}")
     try:
         yield
     finally:
         with buffer.database.connection() as opened:
-            opened.execute(f'ALTER ROLE "{account}" CONNECTION LIMIT -1')
+            opened.execute(f"ALTER {what} CONNECTION LIMIT -1")
 
 
 def test_a_ninth_session_of_an_account_ends_the_one_that_was_unused_the_longest(
@@ -84,8 +84,10 @@ def test_all_sessions_together_leave_half_of_the_connections(studio_buffer: rftd
 
 
 def test_a_refused_connection_is_not_told_as_a_wrong_password(studio_buffer: rftdata.Buffer, ada: str) -> None:
+    database = studio_buffer.sql("SELECT current_database() AS name")["name"][0].as_py()
     with open_site(studio_buffer) as site, site.stranger(**FROM_HERE) as client:
-        with limit(studio_buffer, ada, 0):
-            answer = sign_in(client, ada)
-            assert answer.status_code == 503 and "no free connection" in answer.text
+        for what in (f'ROLE "{ada}"', f'DATABASE "{database}"'):
+            with limit(studio_buffer, what, 0):
+                answer = sign_in(client, ada)
+                assert answer.status_code == 503 and "no free connection" in answer.text
         assert sign_in(client, ada).status_code == 303
