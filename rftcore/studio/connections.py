@@ -1,7 +1,8 @@
 """Connections of the studio: how many there are, and how long one may wait for its browser.
 
 A browser sends the headers of a request within seconds, and reads what it is sent. A connection that does not is closed, so that no client can hold the
-studio's connections by sending or reading a byte now and then. An event stream is a request at work, and lasts. The body of a request has a limit of its own (`guards`).
+studio's connections by sending or reading a byte now and then. An event stream is a request at work, and lasts. The body of a request has a limit of its
+own (`guards`).
 """
 
 from __future__ import annotations
