@@ -31,11 +31,44 @@ class AnswerText:
             ended: whether the answer ended by itself, with its last token, or by a text in `stop`.
             stop: where the answer ended, its text ends before the first of these that occurs in it.
         """
-        text = self._decode(token_ids)
+        text = self.decode(token_ids)
         starts = [start for start in map(text.find, stop) if start >= 0] if ended else []
         if starts:
             return text[: min(starts)]
-        return self._decode(token_ids[:-1]) if ended and token_ids and token_ids[-1] in self._special else text
+        return self.decode(token_ids[:-1]) if ended and token_ids and token_ids[-1] in self._special else text
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def ends_an_answer(self, token_id: int) -> bool:
+        """Return whether an answer may end with a token that is no part of its text."""
+        return token_id in self._special
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens of an answer that goes on."""
         return str(self._tokenizer.decode([token_id for token_id in token_ids if token_id not in self._left_out]))
+
+
+class GrowingText:
+    """The text of an answer while its tokens are sampled, without an end that further tokens may change.
+
+    Decoding takes time in proportion to the new tokens: those before them are decoded with the new ones only as far as the last two additions.
+    """
+
+    def __init__(self, text: AnswerText) -> None:
+        self._answer = text
+        self._token_ids: list[int] = []
+        self._before = self._known = 0  # beginnings of the last two additions
+        self._text = ""
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """Return the text with further tokens."""
+        self._token_ids += token_ids
+        end = len(self._token_ids)
+        while end > self._known and self._answer.ends_an_answer(self._token_ids[end - 1]):
+            end -= 1
+        if end == self._known:
+            return self._text
+        known = self._answer.decode(self._token_ids[self._before : self._known])
+        found = self._answer.decode(self._token_ids[self._before : end])
+        if not found.endswith("\ufffd"):  # a part of a character
+            self._text += found[len(known) :]
+            self._before, self._known = self._known, end
+        return self._text

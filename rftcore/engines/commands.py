@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.request_work import RequestWork
+from rftcore.engines.token_reports import TokenReport
 from rftcore.sync.transfer.plan import TransferPlan
 
 Result = TypeVar("Result")
@@ -22,6 +23,7 @@ class Request:
     Attributes:
         request_id: unique within the engine.
         name: the caller's name of the request.
+        tokens: reports what is sampled, if the caller listens.
     """
 
     request_id: str
@@ -29,6 +31,7 @@ class Request:
     decoding: Decoding
     work: RequestWork
     name: str = ""
+    tokens: TokenReport | None = None
     result: Future[Generation] = field(default_factory=Future)
 
 

@@ -41,6 +41,7 @@ from rftcore.engines.commands import (
 )
 from rftcore.engines.driven_model import DrivenModel
 from rftcore.engines.request_work import RequestWork
+from rftcore.engines.token_reports import token_report
 from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.files.weights_file import hold, open_weights, read_shapes_of_model
 from rftcore.sync.tensors import AdaptersConfig, TensorShapes
@@ -51,6 +52,8 @@ from rftdata.errors import EngineStoppedError, RftError
 _UNFINISHED_S = 10.0
 # Interval of the reports on which requests the engine works on; time limits of rollouts need no finer one.
 _REPORT_S = 0.1
+# Interval of the reports of new tokens, for streams.
+_TOKENS_S = 0.05
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
 
@@ -72,6 +75,7 @@ class DrivenEngine(DrivenModel, Engine):
         self._open_requests: dict[str, Request] = {}
         self._worked_on: frozenset[str] = frozenset()  # ids of requests, as reported
         self._reported_at = -math.inf  # monotonic
+        self._tokens_reported_at = -math.inf  # monotonic
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
@@ -91,7 +95,8 @@ class DrivenEngine(DrivenModel, Engine):
 
     async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         work = RequestWork()
-        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding, work, name)
+        number, tokens = str(next(self._request_numbers)), token_report(decoding)
+        request = Request(number, list(prompt_token_ids), decoding, work, name, tokens)
         try:
             self._put(request)
             return await asyncio.wrap_future(request.result)
@@ -190,6 +195,8 @@ class DrivenEngine(DrivenModel, Engine):
                         self._finish(request_id, generation)
                     if self._work_began - self._reported_at >= _REPORT_S:
                         self._report_work(self._works_on())
+                    if self._work_began - self._tokens_reported_at >= _TOKENS_S:
+                        self._report_tokens()
                     self._work_began = None
         except Exception as error:  # noqa: BLE001 - all waiting callers get it
             failure = EngineStoppedError(
@@ -268,6 +275,16 @@ class DrivenEngine(DrivenModel, Engine):
             if request is not None:
                 request.work.set_worked_on(request_id in worked_on)
         self._worked_on = worked_on
+
+    def _report_tokens(self) -> None:
+        """Report what open requests have sampled since the last report, if their callers listen."""
+        self._tokens_reported_at = time.monotonic()
+        for request in self._open_requests.values():
+            if request.tokens is None:
+                continue
+            sampled = self._unfinished(request.request_id, request.tokens.num_reported)
+            if sampled is not None and sampled.token_ids:
+                request.tokens.add(sampled.token_ids)
 
     def _load(self, load: Load) -> None:
         with _stopping(load, f"loading {load.path} into the engine failed half-way"):

@@ -21,6 +21,7 @@ import numpy as np
 
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Engine, Generation
+from rftcore.engines.token_reports import report_tokens
 from rftdata.errors import EngineStoppedError, RftError
 from rftdata.experience import AbandonedTry
 from rftdata.planning.claims import ClaimedGroup
@@ -122,6 +123,7 @@ class RolloutDraft:
         draft = self._begin(prompt_token_ids, decoding)
         if draft.finished is None:
             kept = draft.kept
+            report_tokens(kept.token_ids, decoding)
             rest = replace(decoding, max_tokens=decoding.max_tokens - len(kept.token_ids))
             sampled = await self._engine.generate_named(draft.name, [*prompt_token_ids, *kept.token_ids], rest)
             if sampled.finish_reason == "abort":

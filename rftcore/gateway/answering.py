@@ -14,6 +14,7 @@ from typing import Any
 
 from rftcore.gateway.completion import Completion
 from rftcore.gateway.errors import ApiError
+from rftcore.gateway.parts import Parts
 from rftcore.workflows.task import Turn
 
 RETRY_S = 60.0
@@ -26,7 +27,6 @@ class Answered:
 
     completion: Completion
     turns: list[Turn]
-    stream: bool
     with_usage: bool
 
 
@@ -35,10 +35,11 @@ class Answering:
 
     Args:
         digest: of its body.
+        parts: of the answers while they are sampled; None if the answer is not a stream.
     """
 
-    def __init__(self, digest: bytes, task: asyncio.Task[Answered]) -> None:
-        self.digest, self.task = digest, task
+    def __init__(self, digest: bytes, task: asyncio.Task[Answered], parts: Parts | None = None) -> None:
+        self.digest, self.task, self.parts = digest, task, parts
         self.is_delivered = False
         self.num_clients = 0
         self._abandoned: asyncio.TimerHandle | None = None
@@ -73,6 +74,7 @@ class Requests:
     def submit(
         self,
         body: bytes,
+        parts: Parts | None,
         answer: Callable[[], Coroutine[Any, Any, Answered]],
         begin: Callable[[Coroutine[Any, Any, Answered]], asyncio.Task[Answered]],
         *,
@@ -82,6 +84,7 @@ class Requests:
         """Return the request with this body that a repetition repeats, or begin to answer a new one.
 
         Args:
+            parts: see `Answering`.
             answer: answers the request.
             begin: begins a task.
             key: the header `Idempotency-Key`.
@@ -94,7 +97,7 @@ class Requests:
         earlier = self._earlier(digest, key, num_retries)
         if earlier is not None:
             return earlier
-        found = Answering(digest, begin(answer()))
+        found = Answering(digest, begin(answer()), parts)
         self._all.append(found)
         if key is not None:
             self._by_key[key] = found

@@ -1,17 +1,15 @@
-"""Answers in OpenAI's form: a chat completion, or the chunks of one."""
+"""Answers in OpenAI's form."""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rftcore.workflows.task import Turn
-
-_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -56,39 +54,23 @@ class Completion:
     def body(self) -> bytes:
         """Return the body of a response."""
         choices = [{**choice, "message": {"refusal": None, **choice["message"]}} for choice in self.choices]
-        return json.dumps({**self._head("chat.completion"), "choices": choices, "usage": self.usage}).encode()
-
-    def events(self, *, with_usage: bool) -> Iterator[bytes]:
-        """Yield the events of a stream.
-
-        Args:
-            with_usage: whether the last one has the usage.
-        """
-        head = self._head("chat.completion.chunk")
-        for choice in self.choices:
-            message = dict(choice["message"])
-            if "tool_calls" in message:
-                message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
-            for delta, reason in ((message, None), ({}, choice["finish_reason"])):
-                logprobs = choice["logprobs"] if delta else None
-                part = {"index": choice["index"], "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-                yield _event({**head, "choices": [part]})
-        if with_usage:
-            yield _event({**head, "choices": [], "usage": self.usage})
-        yield _DONE
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.model,
-            "system_fingerprint": None,
-        }
+        return json.dumps({**head("chat.completion", self.model), "choices": choices, "usage": self.usage}).encode()
 
 
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+def head(kind: str, model: str) -> dict[str, Any]:
+    """Return what a response or a chunk begins with.
+
+    Args:
+        kind: OpenAI's name of the object.
+        model: its name for the program.
+    """
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": None,
+    }
 
 
 def _logprobs(turn: Turn, tokenizer: Any) -> list[dict[str, Any]]:

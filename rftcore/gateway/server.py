@@ -14,7 +14,9 @@ import uvicorn
 
 from rftcore.gateway.answering import Answered, Answering
 from rftcore.gateway.errors import ApiError, session_closed
+from rftcore.gateway.parts import Parts
 from rftcore.gateway.session import ANY_MODEL, GatewaySession
+from rftcore.gateway.stream import Stream
 
 MAX_BODY_BYTES = 32 << 20
 _BACKLOG = 4096
@@ -158,13 +160,53 @@ async def _complete(session: GatewaySession, headers: Mapping[str, str], receive
     disconnected = asyncio.ensure_future(receive())  # after the body, this ends with the connection
     delivered = False
     try:
-        answered = await _answered(answering, disconnected)
-        if answered is not None:
-            await _send_answer(answered, send)
+        if answering.parts is not None:
+            delivered = await _send_stream(answering, answering.parts, disconnected, send)
+        elif (answered := await _answered(answering, disconnected)) is not None:
+            await _send_json(send, 200, answered.completion.body())
             delivered = not disconnected.done()
     finally:
         disconnected.cancel()
         answering.detach(delivered=delivered)
+
+
+async def _send_stream(answering: Answering, parts: Parts, disconnected: asyncio.Future[Any], send: _Send) -> bool:
+    """Send an answer while it is sampled; return whether its client has all of it. After the first event, an error is an event, the last one.
+
+    Raises:
+        ApiError: it failed before its first event.
+    """
+    stream = Stream(parts.model, len(parts.shown))
+    try:
+        while not answering.task.done():
+            changed = parts.changed
+            await _send_events(stream, stream.parts(parts.shown), send)
+            await asyncio.wait((answering.task, disconnected, changed), return_when=asyncio.FIRST_COMPLETED)
+            if disconnected.done():
+                return False
+        answered = await _answered(answering, disconnected)
+        if answered is None:
+            return False
+        await _send_events(stream, stream.rest(answered.completion, with_usage=answered.with_usage), send)
+        delivered = not disconnected.done()
+    except (ApiError, asyncio.CancelledError) as error:
+        failure = error if isinstance(error, ApiError) else session_closed()
+        if not stream.has_begun:
+            raise failure from None
+        await send({"type": "http.response.body", "body": stream.error(failure), "more_body": True})
+        delivered = False
+    await send({"type": "http.response.body", "body": b""})
+    return delivered
+
+
+async def _send_events(stream: Stream, events: Iterator[bytes], send: _Send) -> None:
+    is_first = not stream.has_begun
+    for event in events:
+        if is_first:  # not before: a client that waits for it may send its request again
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            is_first = False
+        await send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 async def _answered(answering: Answering, disconnected: asyncio.Future[Any]) -> Answered | None:
@@ -182,17 +224,6 @@ async def _answered(answering: Answering, disconnected: asyncio.Future[Any]) -> 
     if answering.task.cancelled():
         raise session_closed()
     return answering.task.result()
-
-
-async def _send_answer(answered: Answered, send: _Send) -> None:
-    if not answered.stream:
-        await _send_json(send, 200, answered.completion.body())
-        return
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for event in answered.completion.events(with_usage=answered.with_usage):
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def _body(headers: Mapping[str, str], receive: _Receive) -> bytes | None:

@@ -8,14 +8,18 @@ import logging
 import secrets
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic_core import from_json
 
+from rftcore.engines.answer_text import AnswerText
+from rftcore.engines.token_reports import listen_to_tokens
 from rftcore.gateway.answering import Answered, Answering, Requests
 from rftcore.gateway.chat_request import ChatRequest, chat_request
 from rftcore.gateway.completion import Completion
 from rftcore.gateway.errors import ApiError, api_error, session_closed
+from rftcore.gateway.parts import Parts
 from rftcore.gateway.transcript import Transcript
 from rftcore.workflows.limits import LimitReachedError
 from rftcore.workflows.task import Model, Turn
@@ -84,7 +88,10 @@ class GatewaySession:
         if self.settings.model not in (ANY_MODEL, request.model):
             what = f"The model {request.model!r} does not exist; the rollout's model is {self.settings.model!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return self._requests.submit(body, lambda: self._answer(request), self._begin, key=key, num_retries=num_retries)
+        parts = Parts(request.model, self._text, request.n or 1) if request.stream else None
+        return self._requests.submit(
+            body, parts, lambda: self._answer(request, parts), self._begin, key=key, num_retries=num_retries
+        )
 
     def close(self) -> None:
         """Refuse further requests and cancel open ones. An answer that no program has read is stored, but not trained."""
@@ -101,9 +108,13 @@ class GatewaySession:
         # In the rollout's context: its clock is suspended while the engine lets the request wait.
         return asyncio.get_running_loop().create_task(answering, context=self._context.copy())
 
-    async def _answer(self, request: ChatRequest) -> Answered:
+    @cached_property
+    def _text(self) -> AnswerText:
+        return AnswerText(self._model.tokenizer)
+
+    async def _answer(self, request: ChatRequest, parts: Parts | None) -> Answered:
         try:
-            return await self._sampled(request)
+            return await self._sampled(request, parts)
         except _OF_THE_RUN as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
@@ -116,22 +127,29 @@ class GatewaySession:
                 logger.exception("a request of a program could not be answered")
             raise answer from error
 
-    async def _sampled(self, request: ChatRequest) -> Answered:
+    async def _sampled(self, request: ChatRequest, parts: Parts | None) -> Answered:
         schemas = [tool.schema_for_template for tool in request.tools or ()]
         dialogue = self._transcript.dialogue(schemas) if schemas else None
         messages = self._transcript.incoming(request.messages, dialogue)
         may_call = dialogue is not None and request.tool_choice != "none"
         options = {**self._options(request), **_tool_options(dialogue, may_call=may_call)}
         n = request.n or 1
+        if parts is not None:
+            parts.begin(dialogue.certain if dialogue is not None and may_call else None)
+            listen_to_tokens(parts.listen)
         turns = (
             [await self._model.chat(messages, **options)] if n == 1 else await self._model.chats(messages, n, **options)
         )
         if any(turn.finish_reason == "abort" for turn in turns):
             raise ApiError(503, "the engine was closed", code="engine_stopped", kind="server_error")
         self._record(request, turns)
-        told = [self._transcript.outgoing(turn, dialogue if may_call else None) for turn in turns]
+        shown = [""] * n if parts is None else parts.close()
+        told = [
+            self._transcript.outgoing(turn, dialogue if may_call else None, begun)
+            for turn, begun in zip(turns, shown, strict=True)
+        ]
         completion = Completion.of(request.model, turns, told, self._model.tokenizer, logprobs=bool(request.logprobs))
-        return Answered(completion, turns, bool(request.stream), request.with_usage)
+        return Answered(completion, turns, request.with_usage)
 
     def _options(self, request: ChatRequest) -> dict[str, Any]:
         """Return the arguments of `model.chat` without those of tools."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from rftcore.gateway.chat_request import AssistantMessage, ChatMessage, Content, SystemMessage, ToolMessage
 from rftcore.gateway.errors import ApiError
+from rftcore.gateway.parts import continued
 from rftcore.tools.calls import ToolCall
 from rftcore.workflows.chat_encoding import Message, copied
 from rftcore.workflows.task import Turn
@@ -68,19 +69,32 @@ class Transcript:
             _describe_tools(chat, dialogue)
         return chat
 
-    def outgoing(self, turn: Turn, dialogue: ToolDialogue | None) -> dict[str, Any]:
+    def outgoing(self, turn: Turn, dialogue: ToolDialogue | None, shown: str = "") -> dict[str, Any]:
         """Return the message of an answer, and remember it.
 
         Args:
             dialogue: of the tools that the answer may call; None if it may call none.
+            shown: what a stream has shown of its content.
+
+        Raises:
+            ApiError: the content does not begin with what was shown.
         """
         parsed = None if dialogue is None else dialogue.parsed(turn.response)
         calls = [] if parsed is None else [call for call in parsed.calls if isinstance(call, ToolCall)]
         if parsed is None or not calls or len(calls) < len(parsed.calls):
-            found: dict[str, Any] = {"role": "assistant", "content": turn.response}
+            # Of formats with channels, the content is without thoughts.
+            found: dict[str, Any] = {"role": "assistant", "content": turn.message["content"]}
         else:
             found = {"role": "assistant", "content": parsed.content or None}
             found["tool_calls"] = [self._call(call) for call in calls]
+        if shown:
+            contents = (found["content"] or "", "" if parsed is None else parsed.content)
+            found["content"] = next((text for each in contents if (text := continued(shown, each)) is not None), None)
+            if found["content"] is None:
+                what = (
+                    "the text of the finished answer does not begin with the text that was streamed; ask without stream"
+                )
+                raise ApiError(500, what, code="stream_changed", kind="server_error")
         self._answers[_key(AssistantMessage.model_validate(found))] = turn.message
         return found
 

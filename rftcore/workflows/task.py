@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import xxhash
 
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.engines.token_reports import context_of_answer
 from rftcore.other_models.models import NO_MODELS, OtherModel, OtherModels
 from rftcore.tools.chat_template import answer_parser
 from rftcore.tools.tool import Tool
@@ -245,7 +246,10 @@ class Model:
         """
         if n < 1:
             raise RftError("model.chats needs a number of answers", value=n, allowed="1 or more")
-        requests = [asyncio.ensure_future(self.chat(messages, **options)) for _ in range(n)]
+        loop = asyncio.get_running_loop()
+        requests = [
+            loop.create_task(self.chat(messages, **options), context=context_of_answer(number)) for number in range(n)
+        ]
         try:
             return await asyncio.gather(*requests)
         except LimitReachedError:

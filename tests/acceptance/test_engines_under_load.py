@@ -190,6 +190,32 @@ def test_a_cancelled_request_leaves_and_the_others_continue(engine: Engine) -> N
     assert asyncio.run(sample()).token_ids
 
 
+def test_a_stream_of_the_endpoint_is_the_answer_in_parts(engine: Engine) -> None:
+    """vLLM shows its tokens while it samples; transformers answers whole batches."""
+    from openai import AsyncOpenAI
+
+    from rftcore.gateway import Gateway, GatewaySession, SessionSettings
+    from rftcore.workflows.task import Model
+
+    async def streamed(**given: Any) -> tuple[list[str], Model]:
+        model = Model(engine, Decoding(temperature=0, max_tokens=200))
+        gateway, session = Gateway(), GatewaySession(model, SessionSettings())
+        async with AsyncOpenAI(base_url=gateway.open(session), api_key="none", max_retries=0) as client:
+            chat: Any = [{"role": "user", "content": "8+1="}]
+            stream = await client.chat.completions.create(model="policy", messages=chat, stream=True, **given)
+            parts = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
+        await gateway.close()
+        return [part for part in parts if part], model
+
+    parts, model = asyncio.run(streamed())
+    [turn] = model.turns
+    assert "".join(parts) == turn.response and len(turn.response_token_ids) == 200
+    assert len(parts) > 2 if type(engine).__name__ == "VllmEngine" else len(parts) == 1
+    stop = turn.response[30:32]
+    parts, model = asyncio.run(streamed(stop=[stop]))
+    assert "".join(parts) == model.turns[0].response and stop not in model.turns[0].response
+
+
 def test_closing_aborts_what_is_open_and_refuses_what_comes_later(engine: Engine) -> None:
     """The last test of an engine: it closes it."""
     prompt = engine.tokenizer.encode("u:8+1=\na:")
