@@ -47,11 +47,26 @@ def section_errors(
     error: ValidationError, section: type[BaseModel], origin: str = "", *, within: str = ""
 ) -> list[ConfigError]:
     """Return one error per invalid place of `section`. Unknown keys come first, since they often explain missing ones."""
+    wrong = [each for _, each in _placed_errors(error, section, within)]
+    return [each.about(origin) for each in wrong] if origin else wrong
+
+
+def mistakes(section: type[BaseModel], values: Mapping[str, Any]) -> list[tuple[str, ConfigError]]:
+    """Return the key of each invalid place of a section with its error, in the words of `parse_section`; none if the values are valid."""
+    try:
+        section.model_validate(dict(values))
+    except ValidationError as error:
+        return _placed_errors(error, section, "")
+    return []
+
+
+def _placed_errors(error: ValidationError, section: type[BaseModel], within: str) -> list[tuple[str, ConfigError]]:
     places: dict[tuple[int | str, ...], list[Any]] = {}
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
         places.setdefault(_locate(section, one["loc"])[0], []).append(one)
-    wrong = [_section_error(section, place, errors, within) for place, errors in places.items()]
-    return [each.about(origin) for each in wrong] if origin else wrong
+    return [
+        (".".join(map(str, place)), _section_error(section, place, errors, within)) for place, errors in places.items()
+    ]
 
 
 def _together(errors: Sequence[ConfigError]) -> ConfigError:

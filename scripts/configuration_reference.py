@@ -10,8 +10,8 @@ import sys
 from itertools import groupby
 
 from rftcore.config_reference import Key, keys
+from rftcore.config_schema import config_schema
 from scripts import reference_page
-from scripts.configuration_schema import config_schema
 from scripts.stages_reference import table
 
 PAGE = reference_page.FOLDER / "configuration.md"

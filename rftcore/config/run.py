@@ -27,8 +27,8 @@ from rftdata.config import (
     SyncConfig,
     merged,
 )
-from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError, refuse
+from rftdata.config_errors import mistakes, parse_section
+from rftdata.errors import ConfigError, RftError, SeveralErrors, refuse
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
 from rftdata.planning.pacing import Pacing
@@ -309,19 +309,50 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
     Raises:
         ConfigError: as for `load_config`, with the stage's name; or a stage has no name, or two have the same.
     """
-    raw, overrides = _read_mapping(file), overrides or []
+    found, errors = [], []
+    for name, whole in _stage_mappings(_read_mapping(file), overrides or [], str(file)):
+        try:
+            origin = str(file) if name is None else f"{file}, stage {name!r}"
+            found.append(parse_config(whole, file.resolve().parent, origin))
+        except ConfigError as error:
+            errors.append(error)
+    refuse(errors)
+    return found
+
+
+def config_mistakes(text: str, origin: str) -> list[tuple[str, RftError]]:
+    """Return what `load_stages` finds wrong in the text of a file, each error with its key; the key is empty if the error is about the whole file.
+
+    Args:
+        origin: names the file in errors.
+    """
+    try:
+        stages = _stage_mappings(_mapping(text, origin), [], origin)
+    except SeveralErrors as error:
+        return [("", each) for each in error.errors]
+    except ConfigError as error:
+        return [("", error)]
+    return [
+        (key, error if name is None else error.about(f"stage {name!r}"))
+        for name, whole in stages
+        for key, error in mistakes(RunConfig, whole)
+    ]
+
+
+def _stage_mappings(raw: dict[str, Any], overrides: list[str], origin: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Return the name and the mapping of each stage, with overrides applied; a file without stages is a single stage without a name."""
     if STAGES not in raw:
         for override in overrides:
             apply_override(raw, override)
-        return [parse_config(raw, file.resolve().parent, str(file))]
+        return [(None, raw)]
     stages = raw.pop(STAGES)
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
-        raise ConfigError(f"{file}: stages must be a list of mappings", allowed="[{name: sft, algorithm: …}, …]")
+        raise ConfigError(f"{origin}: stages must be a list of mappings", allowed="[{name: sft, algorithm: …}, …]")
     names = [str(stage.get("name", "")) for stage in stages]
     if len(set(names)) < len(names) or not all(names):
-        raise ConfigError(f"{file}: every stage needs a name of its own", value=", ".join(names))
+        raise ConfigError(f"{origin}: every stage needs a name of its own", value=", ".join(names))
     by_stage = overrides_by_stage(overrides, names)
-    found, errors = [], []
+    found: list[tuple[str | None, dict[str, Any]]] = []
     for name, stage in zip(names, stages, strict=True):
         whole = merged(raw, {key: value for key, value in stage.items() if key != "name"})
         for override in by_stage[name]:
@@ -329,11 +360,7 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
         run = whole.get("run")
         if isinstance(run, dict) and isinstance(run.get("name"), str):
             whole["run"] = {**run, "name": f"{run['name']}-{name}"}
-        try:
-            found.append(parse_config(whole, file.resolve().parent, f"{file}, stage {name!r}"))
-        except ConfigError as error:
-            errors.append(error)
-    refuse(errors)
+        found.append((name, whole))
     return found
 
 
@@ -346,14 +373,18 @@ def _read_mapping(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"
         ) from error
+    return _mapping(text, str(file))
+
+
+def _mapping(text: str, origin: str) -> dict[str, Any]:
     try:
-        raw = read_yaml(text, str(file))
+        raw = read_yaml(text, origin)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"{file} is not valid YAML: {' '.join(str(error).split())}", todo="correct the file"
+            f"{origin} is not valid YAML: {' '.join(str(error).split())}", todo="correct the file"
         ) from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{file} must contain a mapping of sections", value=type(raw).__name__)
+        raise ConfigError(f"{origin} must contain a mapping of sections", value=type(raw).__name__)
     return raw
 
 

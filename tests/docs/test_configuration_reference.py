@@ -16,9 +16,9 @@ import yaml
 from rftcore.cli import run_command
 from rftcore.config.run import STAGES, RunConfig, load_stages, parse_config
 from rftcore.config_reference import keys
+from rftcore.config_schema import config_schema
 from rftdata.config import merged
 from scripts import configuration_reference
-from scripts.configuration_schema import config_schema
 from tests.support.command_line import CHECKOUT
 
 FILES = sorted((CHECKOUT / "examples").glob("**/*.yaml"))
