@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from rftdata.errors import BufferUnavailableError
 
@@ -55,3 +56,14 @@ def place_name(uri: str) -> str:
 def redacted(uri: str) -> str:
     """Return a connection string without its password."""
     return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
+
+
+def split_password(uri: str) -> tuple[str, str | None]:
+    """Return a buffer without its password, which a command line would show to all accounts of the machine, and the password; None if it has none."""
+    in_address = re.search(r"(?<=//)([^:/@]*):([^@/]*)@", uri)
+    if in_address:
+        return f"{uri[: in_address.start()]}{in_address[1]}@{uri[in_address.end() :]}", unquote(in_address[2])
+    in_query = re.search(r"(?<=[?&])password=([^&]*)&?", uri)
+    if in_query:
+        return (uri[: in_query.start()] + uri[in_query.end() :]).rstrip("?&"), unquote(in_query[1])
+    return uri, None

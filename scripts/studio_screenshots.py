@@ -27,6 +27,7 @@ PICTURES: dict[str, tuple[str, int, int, str]] = {
     "label": ("/label", 1200, 760, ""),
     "experience": ("/experience/19", 1200, 900, ""),
     "group": ("/group/1?base=1", 1200, 620, ""),
+    "config": ("/config?file=grpo.yaml", 1200, 860, ""),
 }
 
 
@@ -37,7 +38,9 @@ def main() -> int:
         with rftdata.open(config) as buffer, open_browser() as browser:
             studio_run.ask(buffer, studio_run.store(buffer))
             define_kinds(buffer, studio_run.KINDS, author="olga")
-            with StudioServer(buffer, StudioSettings(author="olga")).in_thread() as server:
+            with StudioServer(
+                buffer, StudioSettings(author="olga", configs=ROOT / "examples" / "sort_from_scratch")
+            ).in_thread() as server:
                 origin = server.address().partition("/?")[0]
                 context = browser.new_context(locale="en", color_scheme="light", device_scale_factor=1)
                 page = context.new_page()

@@ -58,6 +58,14 @@ def studio(
         str | None,
         typer.Option("--author", envvar="RFT_AUTHOR", help="Author of your labels; your login name by default."),
     ] = None,
+    configs: Annotated[
+        Path | None,
+        typer.Option(
+            "--configs",
+            metavar="FOLDER",
+            help="Edit the configurations of this folder, and start runs with them, at /config.",
+        ),
+    ] = None,
     end_with_input: Annotated[bool, typer.Option("--end-with-input", hidden=True)] = False,
 ) -> None:
     """Open the studio: review and label experiences, and look at runs, in a browser.
@@ -78,6 +86,7 @@ def studio(
         tls_key=tls_key,
         oidc=None if oidc is None else read_settings(oidc),
         author=by or author(),
+        configs=configs,
     )
     from rftcore.studio.server import StudioServer, print_addresses
 

@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
+from rftcore.studio.config_files import ConfigFolder
 from rftcore.studio.failures import add_failure_handlers
 from rftcore.studio.guards import Guards
 from rftcore.studio.live import LiveHints
@@ -21,6 +22,7 @@ from rftcore.studio.pages import all_pages
 from rftcore.studio.rate_limits import RateLimit
 from rftcore.studio.readers import Readers
 from rftcore.studio.rendering import STATIC, Renderer
+from rftcore.studio.run_processes import RunProcesses
 from rftcore.studio.sessions import Sessions
 from rftcore.studio.settings import StudioSettings
 from rftcore.studio.sign_in import router as sign_in_router
@@ -75,6 +77,10 @@ def build_studio(settings: StudioSettings, sessions: Sessions, live: LiveHints, 
     app.state.sign_ins = RateLimit(5, 60.0)
     app.state.origin = settings.origin(port)
     app.state.provider, app.state.flows, app.state.provider_visits = provider, Flows(), RateLimit(20, 60.0)
+    app.state.run_processes = None
+    if settings.configs is not None:
+        buffer = sessions.studio_buffer
+        app.state.run_processes = RunProcesses(ConfigFolder(settings.configs), buffer.config, buffer.location)
     app.include_router(_router)
     app.include_router(sign_in_router)
     for _, router in pages:

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from rftcore.studio.config_files import FileRefusedError
 from rftcore.studio.visits import visit_of
 from rftdata.errors import (
     ArchivedError,
@@ -29,6 +30,7 @@ _STATUS: dict[type[RftError], int] = {
     ArchivedError: 410,
     QueryError: 422,
     ConfigError: 422,
+    FileRefusedError: 422,
 }
 
 

@@ -24,6 +24,7 @@ class StudioSettings:
         tls_certificate, tls_key: files in PEM format; None if the studio itself speaks plain HTTP.
         oidc: a provider by which people may sign in, too.
         author: the author of what is written by the person who started the studio; other people are authors by the name of their account.
+        configs: folder of configurations which that person may edit and run; None for none.
 
     Raises:
         ConfigError: other machines could reach the studio without TLS, or the settings contradict each other.
@@ -37,6 +38,7 @@ class StudioSettings:
     tls_key: Path | None = None
     oidc: OidcSettings | None = None
     author: str = "studio"
+    configs: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -54,6 +56,13 @@ class StudioSettings:
             raise ConfigError(
                 "the studio does not know by which name browsers address it, and would refuse all of them",
                 todo="name it: --public-name studio.example.org",
+            )
+
+        if self.configs is not None and not self.is_personal:
+            raise ConfigError(
+                "a studio for several people starts no runs: they would run under the account of its process",
+                value=f"--configs {self.configs}",
+                todo="omit --configs, or open a studio of your own beside this one: rft studio --configs FOLDER",
             )
 
     @property

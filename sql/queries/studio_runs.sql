@@ -113,3 +113,20 @@ SELECT * FROM (
       AND d.reward_used IS DISTINCT FROM coalesce(CASE WHEN e.reward_final THEN e.reward END, v.reward, e.reward)
     ORDER BY d.experience_id, d.trainer_step) c
 ORDER BY trainer_step, experience_id LIMIT %(limit)s;
+
+-- name: studio_supervised_runs (read)
+-- Runs of some configured names, newest first, with the newest process of `rft run` that supervises each; by `at_work` also all runs with one that has not ended.
+SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.created_at, r.config ? 'import' AS is_imported,
+       EXISTS (SELECT FROM rft.archive x WHERE x.run_id = r.run_id AND x.archived_at IS NOT NULL) AS is_archived,
+       w.host, w.pid, w.pid_space, w.pid_started, w.stopped_at IS NULL AS is_supervised, w.heartbeat_at > rft.clock() - interval '15 s' AS beats
+FROM rft.run r
+LEFT JOIN LATERAL (
+    SELECT host, pid, pid_space, pid_started, stopped_at, heartbeat_at FROM rft.worker
+    WHERE run_id = r.run_id AND role = 'supervisor' ORDER BY worker_id DESC LIMIT 1) w ON true
+WHERE coalesce(r.config #>> '{run,name}', r.name) = ANY (%(names)s) OR (%(at_work)s AND w.pid IS NOT NULL AND w.stopped_at IS NULL)
+ORDER BY r.run_id DESC LIMIT %(limit)s;
+
+-- name: studio_supervised_by (read)
+-- The runs that a process of `rft run` has supervised.
+SELECT DISTINCT run_id FROM rft.worker
+WHERE role = 'supervisor' AND host = %(host)s AND pid = %(pid)s AND pid_space = %(pid_space)s AND pid_started = %(pid_started)s;

@@ -45,6 +45,11 @@ def open_browser() -> Iterator[Any]:
             browser.close()
 
 
+def is_error(message: Any) -> bool:
+    """Whether a message of the console is an error, other than the status of an answer, which tests look at themselves."""
+    return message.type == "error" and not message.text.startswith(("Failed to load resource", "Response Status Error"))
+
+
 def violations(page: Any) -> list[str]:
     """Return what axe-core finds on a page. Its script runs in the debugger's world, which the page's policy does not bind."""
     if not page.evaluate("typeof window.axe === 'object'"):

@@ -6,6 +6,7 @@ import "./forms.js";
 import "./queue.js";
 import "./ranking.js";
 import "./spans.js";
+import "./config.js";
 import { problem } from "./problems.js";
 
 // htmx: every request carries the session's token and identity; answers of the guards are plain text, and become a message.

@@ -12,7 +12,7 @@ import pytest
 import rftdata
 from rftdata.config import BufferConfig
 from tests.support import studio_run
-from tests.support.browsers import PATIENCE_MS, REPORT_VIOLATIONS, open_browser
+from tests.support.browsers import PATIENCE_MS, REPORT_VIOLATIONS, is_error, open_browser
 from tests.support.studio_site import PASSWORD, Site, account, open_site
 
 
@@ -72,11 +72,6 @@ def signed_in(browser: Any, site: Site, ada: str) -> Iterator[Any]:
     page.close()
     yield context
     context.close()
-
-
-def is_error(message: Any) -> bool:
-    """Whether a message of the console is an error, other than the status of an answer, which tests look at themselves."""
-    return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
 @pytest.fixture
