@@ -9,6 +9,8 @@ import yaml
 
 from rftdata.errors import ConfigError, refuse
 
+_MOST_VALUES = 1_000_000
+
 
 def read_yaml(text: str, origin: str) -> Any:
     """Return the value of a YAML text.
@@ -18,11 +20,16 @@ def read_yaml(text: str, origin: str) -> Any:
 
     Raises:
         yaml.YAMLError: the text is not YAML.
-        ConfigError, SeveralErrors: a mapping has a key twice.
+        ConfigError, SeveralErrors: a mapping has a key twice, or the text is nested too deeply, or aliases make it too large.
     """
     loader = _Loader(text)
     try:
-        value = loader.get_single_data()
+        node = loader.get_single_node()
+        if _num_values(node, {}) > _MOST_VALUES:
+            raise ConfigError(f"{origin}: aliases repeat values more than a million times", todo="write fewer aliases")
+        value = None if node is None else loader.construct_document(node)
+    except RecursionError as error:
+        raise ConfigError(f"{origin} is nested too deeply", todo="use fewer levels") from error
     finally:
         loader.dispose()
     refuse(
@@ -37,6 +44,17 @@ def read_yaml(text: str, origin: str) -> Any:
         ]
     )
     return value
+
+
+def _num_values(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Return the number of values of a node with all aliases written out; a node within itself counts as one."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 1
+        inner = (part for each in node.value for part in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_num_values(each, known) for each in inner)
+    return known[id(node)]
 
 
 class _Loader(yaml.SafeLoader):

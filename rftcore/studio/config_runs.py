@@ -16,6 +16,7 @@ from rftdata.errors import ConfigError
 from rftdata.yaml_text import read_yaml
 
 _MOST = 20
+_MOST_STARTS = 5  # one of a file is at work, and the newest may have failed
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def config_runs(visit: VisitOf, processes: RunProcesses, file: str | None, names
         file: the configuration; None for all that are at work.
         names: of its runs.
     """
-    starts = processes.starts(file)
+    starts = processes.starts(file)[: _MOST_STARTS if file else _MOST]
     rows = visit.fetch("studio_supervised_runs", names=list(names), at_work=file is None, limit=_MOST)
     by_process = {each.process: each for each in processes.starts()}
     runs = [_of_row(row, processes, by_process) for row in rows]
@@ -81,9 +82,9 @@ def config_runs(visit: VisitOf, processes: RunProcesses, file: str | None, names
     without = [
         _without_run(each, processes) for each in starts if each.process not in seen and not _has_run(visit, each)
     ]
-    shown = [each for each in without if each.is_live] + without[:1] if file else without
-    found = list(dict.fromkeys([*shown, *runs]))
-    return found if file is not None else [each for each in found if each.is_live]
+    newest = starts[0] if starts else None  # an earlier failure is past
+    shown = [each for each in without if each.is_live or each.start == newest]
+    return [each for each in (*shown, *runs) if file is not None or each.is_live]
 
 
 def _has_run(visit: VisitOf, start: RunStart) -> bool:

@@ -105,3 +105,18 @@ def test_a_merge_written_twice_is_refused_and_a_list_of_merges_is_not(tmp_path: 
 def test_an_override_that_repeats_a_key_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match="'steps' is written twice"):
         load_config(file, ["trainer={steps: 1, steps: 2}"])
+
+
+def test_a_file_that_would_not_end_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.yaml"
+    file.write_text(
+        "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+    )
+    with pytest.raises(ConfigError, match="aliases repeat values more than a million times"):
+        load_config(file)
+    file.write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_config(file)
+    file.write_text("a: &a [*a]")  # a value within itself
+    with pytest.raises(ConfigError, match="there is no key 'a'"):
+        load_config(file)
