@@ -15,7 +15,7 @@ import uvicorn
 from rftcore.gateway.answering import Answered, Answering
 from rftcore.gateway.errors import ApiError, session_closed
 from rftcore.gateway.parts import Parts
-from rftcore.gateway.session import ANY_MODEL, GatewaySession
+from rftcore.gateway.session import GatewaySession
 from rftcore.gateway.stream import Stream
 
 MAX_BODY_BYTES = 32 << 20
@@ -134,11 +134,10 @@ class Gateway:
 
 
 def _models(session: GatewaySession, route: str) -> dict[str, Any]:
-    name, asked = session.settings.model, route.removeprefix("/models").removeprefix("/")
-    known = "policy" if name == ANY_MODEL else name
+    asked = route.removeprefix("/models").removeprefix("/")
     if not asked:
-        return {"object": "list", "data": [_model(known)]}
-    if name not in (ANY_MODEL, asked):
+        return {"object": "list", "data": [_model(name) for name in session.settings.models]}
+    if not session.settings.has(asked):
         raise ApiError(404, f"The model {asked!r} does not exist", param="model", code="model_not_found")
     return _model(asked)
 

@@ -42,12 +42,23 @@ class SessionSettings:
             of each request.
         format: of calls of tools, see `ToolDialogue`.
         template_args: further variables of the chat template; a request may add to them.
+        roles: names that also stand for the model, each for a role of the rollout.
     """
 
     model: str = "policy"
     sampling: Literal["run", "program"] = "run"
     format: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the model."""
+        return [*self.roles] or ["policy" if self.model == ANY_MODEL else self.model]
+
+    def has(self, name: str) -> bool:
+        """Return whether a name stands for the model."""
+        return self.model in (ANY_MODEL, name) or name in self.roles
 
 
 class GatewaySession:
@@ -85,8 +96,9 @@ class GatewaySession:
         if self._is_closed:
             raise session_closed()
         request = chat_request(_decoded(body))
-        if self.settings.model not in (ANY_MODEL, request.model):
-            what = f"The model {request.model!r} does not exist; the rollout's model is {self.settings.model!r}"
+        if not self.settings.has(request.model):
+            names = " or ".join(map(repr, self.settings.models))
+            what = f"The model {request.model!r} does not exist; the rollout's model is {names}"
             raise ApiError(404, what, param="model", code="model_not_found")
         parts = Parts(request.model, self._text, request.n or 1) if request.stream else None
         return self._requests.submit(
@@ -154,6 +166,7 @@ class GatewaySession:
     def _options(self, request: ChatRequest) -> dict[str, Any]:
         """Return the arguments of `model.chat` without those of tools."""
         options: dict[str, Any] = {
+            "role": self.settings.roles.get(request.model),
             "stop": request.stop or None,
             "max_tokens": request.longest,
             "response_format": request.response_format,

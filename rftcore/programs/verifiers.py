@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rftcore.programs.agent import check_endpoint
 from rftcore.programs.hosts import open_programs
 from rftcore.programs.verifiers_host import VerifiersHost, VerifiersSettings, episode_failure
 from rftcore.workflows.limits import LimitReachedError
-from rftcore.workflows.task import Model, Score, Scorer, Task
+from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.errors import ConfigError, RftError
 from rftdata.tasks.verifiers import DATA_COLUMN, interpreter
 
@@ -33,6 +33,9 @@ async def verifiers(
 ) -> Score:
     """Run an episode; its reward is that of verifiers, plus those of the reward functions, which see the last turn.
 
+    Each agent of an environment with several is a role of the rollout, with chats, experiences and a reward of its own, unless another model was chosen for it.
+    The rollout's reward is that of the first role that verifiers calls trainable; the answers of the others get the loss mask 0.
+
     The parts are verifiers' rewards without their weights, so that `reward` is not their sum. Metrics of verifiers are metrics of the last turn. One
     process per environment serves all rollouts of an explorer. Programs run on this host and without a shell, unless `environment_args` names another
     runtime or harness, or the environment's author did.
@@ -44,12 +47,12 @@ async def verifiers(
         sampling, format, template_args: as of the workflow `agent`.
         start_s: limit for loading the environment.
     """
-    settings = SessionSettings("policy", sampling, format, dict(template_args or {}))  # type: ignore[arg-type]  # checked
     async with open_programs() as hosts:
         host_settings = VerifiersSettings(
             interpreter(python, hosts.base_dir), environment, dict(environment_args or {}), hosts.base_dir, start_s
         )
         host = await hosts.kept(("verifiers", host_settings.key), lambda: VerifiersHost.start(host_settings))
+        settings = SessionSettings("policy", sampling, format, dict(template_args or {}), host.roles)  # type: ignore[arg-type]  # checked
         with hosts.session(model, settings) as (session, url):
             running = asyncio.ensure_future(host.run(data_of(task), url, settings.model))
             try:
@@ -59,11 +62,14 @@ async def verifiers(
                 episode = running.result()
             finally:
                 running.cancel()
-    return await _score(task, model, score, episode)
+    return await _score(task, model, score, episode, list(host.roles.values()))
 
 
-async def _score(task: Task, model: Model, score: Scorer, episode: Mapping[str, Any]) -> Score:
+async def _score(task: Task, model: Model, score: Scorer, episode: Mapping[str, Any], roles: Sequence[str]) -> Score:
     """Return the score of a finished episode.
+
+    Args:
+        roles: those that the policy plays; empty for an environment with one agent.
 
     Raises:
         LimitReachedError: a limit of the rollout ended it before it was scored.
@@ -75,19 +81,47 @@ async def _score(task: Task, model: Model, score: Scorer, episode: Mapping[str, 
         if model.stop_reason is not None and model.turns:
             raise LimitReachedError(model.stop_reason, f"a limit of the rollout was reached: {errors[-1]['message']}")
         raise episode_failure(errors)
-    if len(traces) != 1:
+    agents = [trace["agent"] for trace in traces]
+    if len(set(agents)) < len(agents):
         raise RftError(
-            "an episode of the verifiers environment has several traces, and its requests cannot be assigned to them",
-            value=[trace["agent"] for trace in traces],
-            todo="use an environment with one agent",
+            "an agent of the verifiers environment ran several times in an episode, and its requests cannot be assigned to its runs",
+            value=agents,
+            todo="use an environment in which each agent runs once",
         )
     if not model.turns:
         raise RftError("the episode of verifiers ended before the model's first answer")
-    [trace] = traces
+    if not roles:
+        [trace] = traces
+        judged = await _judged(task, score, trace, model.turns[-1])
+        return Score(trace["reward"] + judged.reward, {**trace["rewards"], **judged.parts})
+    return await _score_by_role(task, model, score, {trace["agent"]: trace for trace in traces}, roles)
+
+
+async def _score_by_role(
+    task: Task, model: Model, score: Scorer, traces: Mapping[str, Mapping[str, Any]], roles: Sequence[str]
+) -> Score:
+    by_role, parts = dict[str, float](), dict[str, float]()
+    for agent, trace in traces.items():
+        parts |= {agent: trace["reward"]} | {f"{agent}.{name}": value for name, value in trace["rewards"].items()}
+    for role in roles:
+        turns = [turn for turn in model.turns if turn.sequence.role == role]
+        if turns and role in traces and traces[role]["trainable"]:
+            judged = await _judged(task, score, traces[role], turns[-1])
+            by_role[role] = traces[role]["reward"] + judged.reward
+            parts |= {f"{role}.{name}": value for name, value in judged.parts.items()}
+            continue
+        for turn in turns:
+            turn.sequence.loss_mask = [False] * len(turn.response_token_ids)
+    if not by_role:
+        raise RftError("no agent of the verifiers environment that the model plays is trainable", value=list(traces))
+    return Score(next(iter(by_role.values())), parts, by_role)
+
+
+async def _judged(task: Task, score: Scorer, trace: Mapping[str, Any], turn: Turn) -> Score:
+    """Return what the reward functions give to an agent's last turn, which gets the metrics of its trace."""
     values = {name: float(value) for name, value in trace["metrics"].items() if math.isfinite(value)}
-    model.turns[-1].sequence.metrics |= {f"verifiers.{name}": value for name, value in values.items()}
-    judged = await score(model.turns[-1], task)
-    return Score(trace["reward"] + judged.reward, {**trace["rewards"], **judged.parts})
+    turn.sequence.metrics |= {f"verifiers.{name}": value for name, value in values.items()}
+    return await score(turn, task)
 
 
 def data_of(task: Task) -> Mapping[str, Any]:

@@ -45,13 +45,18 @@ class VerifiersSettings:
 
 
 class VerifiersHost:
-    """One process for many episodes at a time."""
+    """One process for many episodes at a time.
+
+    Attributes:
+        roles: of an environment with several agents, the role for which each name of a model stands.
+    """
 
     def __init__(self, settings: VerifiersSettings, running: RunningProgram) -> None:
         self._settings, self._running = settings, running
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._num = 0
+        self.roles: dict[str, str] = {}
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -134,6 +139,7 @@ class VerifiersHost:
         found = json.loads(line)
         if found["type"] != "ready":
             raise self._refusal(f"does not load: {found['type']}: {found['message']}", found["stack"])
+        self.roles = found["roles"]
         self._reading = asyncio.create_task(self._read(reader))
 
     def _refusal(self, what: str, stack: str) -> ConfigError:

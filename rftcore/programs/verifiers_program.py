@@ -18,12 +18,14 @@ import verifiers.v1 as vf  # type: ignore[import-not-found, unused-ignore]
 _LIMIT = 1 << 30
 
 
-def _config(environment: str, args: dict[str, Any]) -> Any:
-    """Return the configuration of an environment.
+def _config(environment: str, args: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    """Return the configuration of an environment, and the role for which each model's name stands, if there are several.
 
-    Roles whose author chose no place run here, instead of in a remote sandbox, and without a shell, which the model would have as this user.
+    Roles whose author chose no place run here, instead of in a remote sandbox, and without a shell, which the model would have as this user. Each role for
+    which no model and no client was chosen asks for a model of its own name, by which its requests are told apart.
     """
     data = {**args, "taskset": {**(args.get("taskset") or {}), "id": environment}}
+    roles: dict[str, str] = {}
     fields = vf.env_config_type(environment, data.get("id") or "").model_fields
     for name, field in fields.items():
         default = field.default
@@ -34,7 +36,13 @@ def _config(environment: str, args: dict[str, Any]) -> Any:
             given.setdefault("runtime", {"type": "subprocess"})
         if default.harness is None and vf.default_harness_id(environment) == "bash":
             given.setdefault("harness", {"id": "null"})
-    return vf.resolve_env_config(data)
+        if not any(given.get(key) or getattr(default, key) for key in ("model", "client")):
+            roles[f"policy.{name}"] = name
+    if len([each for each in fields.values() if isinstance(each.default, vf.AgentConfig)]) < 2:
+        roles = {}
+    for model, name in roles.items():
+        data[name]["model"] = model
+    return vf.resolve_env_config(data), roles
 
 
 class _Episodes:
@@ -80,6 +88,7 @@ def _trace(trace: Any) -> dict[str, Any]:
     errors = [] if trace.ok else [_error(each.type, each.message, each.traceback) for each in trace.errors]
     return {
         "agent": trace.agent.name,
+        "trainable": trace.agent.trainable,
         "ok": trace.ok,
         "stop_condition": trace.stop_condition,
         "reward": trace.reward,
@@ -99,13 +108,14 @@ async def main() -> None:
     reader, writer = await asyncio.open_connection(sock=channel, limit=_LIMIT)
     settings = json.loads(await reader.readline())
     try:
-        env = vf.load_environment(_config(settings["environment"], settings["args"]))
+        config, roles = _config(settings["environment"], settings["args"])
+        env = vf.load_environment(config)
     except Exception as error:  # noqa: BLE001 - the explorer reports it
         writer.write(json.dumps(_error(type(error).__name__, str(error), traceback.format_exc())).encode() + b"\n")
         await writer.drain()
         return
     async with env.serving():
-        writer.write(json.dumps({"type": "ready"}).encode() + b"\n")
+        writer.write(json.dumps({"type": "ready", "roles": roles}).encode() + b"\n")
         await writer.drain()
         episodes = _Episodes(env, writer)
         while line := await reader.readline():

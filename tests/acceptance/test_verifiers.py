@@ -143,6 +143,23 @@ def test_a_limit_of_the_rollout_keeps_it_and_an_error_has_verifiers_own_stack(py
     assert "the rubric is broken" in (rollout.error or "")
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_two_agents_of_an_episode_are_roles_with_rewards_of_their_own(python: Path, learns: bool) -> None:
+    [task] = tasks("sums_by_two", python)
+    [rollout], spy, _ = play(task, python, "It is 3", "no", environment_args={"checker_learns": learns})
+    assert (rollout.outcome, rollout.reward, rollout.error) == ("ok", 0.0, None)
+    solver, checker = rollout.sequences
+    assert [(each.role, each.fork, each.num_turns) for each in (solver, checker)] == [
+        ("solver", None, 1),
+        ("checker", None, 1),
+    ]
+    assert checker.reward == (1.0 if learns else 0.0)
+    assert "Is this right? It is 3" in checker.prompt
+    assert checker.loss_mask is None if learns else not any(checker.loss_mask or [True])
+    if learns:
+        check(spy, rollout.sequences)
+
+
 def test_an_environment_that_does_not_exist_ends_the_run(python: Path) -> None:
     task = Task(1, "no_such_environment", "one", "a", None, {"verifiers": {"prompt": "a"}})
     with pytest.raises(ConfigError, match=r"(?s)does not load.*no_such_environment"):
