@@ -115,22 +115,23 @@ def compare_versions(run: Run, before: str, after: str, limit: int) -> Differenc
     Raises:
         ConfigError: a version has not decided on any experience of the run.
     """
-    known = [version.pipeline_version for version in versions_of_run(run)]
-    for name in (before, after):
-        if name not in known:
+    names = {"run_id": run.run_id, "before": before, "after": after}
+    pairs = run.database.fetch("compare_versions", **names, count=limit)
+    for name, result in ((before, "before"), (after, "after")):
+        if all(pair[result] is None for pair in pairs):
+            known = [version.pipeline_version for version in versions_of_run(run)]
             raise ConfigError(
                 f"no pipeline version of this name has decided on experiences of run {run.name!r}",
                 value=name,
                 allowed=", ".join(known) or "none yet",
                 todo="create it with `rft pipeline replay CONFIG --version NAME`",
             )
-    names = {"run_id": run.run_id, "before": before, "after": after}
-    (coverage,) = run.database.fetch("compare_coverage", **names)
+    different = sorted(experience_id for pair in pairs for experience_id in pair.pop("different"))[:limit]
     return Difference(
-        records(Treatment, run.database.fetch("compare_versions", **names)),
-        coverage["only_before"],
-        coverage["only_after"],
-        records(DifferentRow, run.database.fetch("rows_that_differ", **names, count=limit)),
+        records(Treatment, [pair for pair in pairs if pair["before"] is not None and pair["after"] is not None]),
+        sum(pair["num_experiences"] for pair in pairs if pair["after"] is None),
+        sum(pair["num_experiences"] for pair in pairs if pair["before"] is None),
+        records(DifferentRow, run.database.fetch("rows_that_differ", **names, experience_ids=different)),
     )
 
 

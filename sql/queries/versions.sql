@@ -43,29 +43,30 @@ WHERE r.run_id = %(run_id)s
 ORDER BY p.first_used_at, v.pipeline_version;
 
 -- name: compare_versions (read)
--- Number of a run's experiences per pair of results of two versions.
-SELECT CASE WHEN a_kept THEN 'kept' ELSE a_stage END AS before, CASE WHEN b_kept THEN 'kept' ELSE b_stage END AS after,
-       count(*) AS num_experiences,
+-- Number of a run's experiences per pair of results of two versions (NULL: none), and the first that differ, oldest first.
+SELECT before, after, count(*) AS num_experiences,
        count(*) FILTER (WHERE a_kept AND b_kept AND a_reward IS DISTINCT FROM b_reward) AS num_rewards_changed,
-       avg(b_reward - a_reward) FILTER (WHERE a_kept AND b_kept) AS mean_reward_change
-FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
-GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
-
--- name: compare_coverage (read)
--- Experiences of a run on which only one of two versions has decided.
-SELECT count(*) FILTER (WHERE a AND NOT b) AS only_before, count(*) FILTER (WHERE b AND NOT a) AS only_after
-FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(before)s) AS a,
-             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(after)s) AS b
-      FROM rft.experience e WHERE e.run_id = %(run_id)s) c;
+       avg(b_reward - a_reward) FILTER (WHERE a_kept AND b_kept) AS mean_reward_change,
+       coalesce((array_agg(experience_id ORDER BY experience_id) FILTER (WHERE before <> after OR (a_kept AND b_kept AND a_reward IS DISTINCT FROM b_reward)))
+           [1:%(count)s], '{}') AS different
+FROM (
+    SELECT e.experience_id, a.kept AS a_kept, b.kept AS b_kept,
+           CASE WHEN a.kept THEN 'kept' ELSE a.stage END AS before, CASE WHEN b.kept THEN 'kept' ELSE b.stage END AS after,
+           CASE WHEN e.reward_final THEN e.reward ELSE coalesce(a.reward, e.reward) END AS a_reward,
+           CASE WHEN e.reward_final THEN e.reward ELSE coalesce(b.reward, e.reward) END AS b_reward
+    FROM rft.experience e
+    LEFT JOIN rft.verdict a ON a.experience_id = e.experience_id AND a.newest_of = %(before)s
+    LEFT JOIN rft.verdict b ON b.experience_id = e.experience_id AND b.newest_of = %(after)s
+    WHERE e.run_id = %(run_id)s AND (a.verdict_id IS NOT NULL OR b.verdict_id IS NOT NULL)) c
+GROUP BY before, after ORDER BY 3 DESC, 1, 2;
 
 -- name: rows_that_differ (read)
--- Experiences that two versions treat differently, oldest first.
+-- How two versions treat experiences of a run, oldest first.
 SELECT experience_id, group_id, reward, CASE WHEN a_kept THEN 'kept' ELSE a_stage || ': ' || a_reason END AS before,
        CASE WHEN b_kept THEN 'kept' ELSE b_stage || ': ' || b_reason END AS after,
        CASE WHEN a_kept THEN a_reward END AS reward_before, CASE WHEN b_kept THEN b_reward END AS reward_after
 FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
-WHERE a_kept <> b_kept OR (NOT a_kept AND a_stage <> b_stage) OR (a_kept AND a_reward IS DISTINCT FROM b_reward)
-ORDER BY experience_id LIMIT %(count)s;
+WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id;
 
 -- name: pipeline_of_experience (read)
 -- All pipeline results for one experience, in order of time.
