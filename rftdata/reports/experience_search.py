@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from rftdata.errors import QueryError
 from rftdata.maintenance.conditions import chosen
+from rftdata.postgres.database import fetch
 from rftdata.postgres.written_text import check_condition, in_parentheses
 
 MAX_SELECTED = 100_000
@@ -63,7 +64,7 @@ def matching_ids(connection: Connection, where: str, run_id: int | None, before:
     """
     check_condition(connection, where)
     query = sql.SQL("SELECT experience_id FROM rft.v_experience WHERE {} ORDER BY experience_id DESC LIMIT {}")
-    rows = _rows(connection, query.format(_filter(where, run_id, before), sql.Literal(limit)))
+    rows = _rows(connection, query.format(_filter(connection, where, run_id, before), sql.Literal(limit)))
     return [int(row[0]) for row in rows]
 
 
@@ -72,7 +73,7 @@ def histograms(connection: Connection, where: str, run_id: int | None) -> tuple[
     query = sql.SQL(
         "SELECT reward, num_response_tokens FROM rft.v_experience WHERE {} ORDER BY experience_id DESC LIMIT {}"
     )
-    rows = _rows(connection, query.format(_filter(where, run_id, None), sql.Literal(NUM_SUMMARIZED)))
+    rows = _rows(connection, query.format(_filter(connection, where, run_id, None), sql.Literal(NUM_SUMMARIZED)))
     names = ("reward", "num_response_tokens")
     return len(rows), {name: _bars(name, [row[i] for row in rows]) for i, name in enumerate(names)}
 
@@ -106,8 +107,15 @@ def select_all(connection: Connection, where: str, run_id: int | None) -> Select
     )
 
 
-def _filter(where: str, run_id: int | None, before: int | None) -> sql.Composable:
-    limits = [("run_id = {}", run_id), ("experience_id < {}", before)]
+def _filter(connection: Connection, where: str, run_id: int | None, before: int | None) -> sql.Composable:
+    """Return the whole condition. Ids of a run are limited to those that it has: newer runs are then not read."""
+    (ids,) = fetch(connection, "ids_of_run", run_id=run_id)
+    limits = [
+        ("run_id = {}", run_id),
+        ("experience_id < {}", before),
+        ("experience_id >= {}", ids["first"]),
+        ("experience_id <= {}", ids["last"]),
+    ]
     parts: list[sql.Composable] = [
         sql.SQL(text).format(sql.Literal(value)) for text, value in limits if value is not None
     ]

@@ -17,6 +17,11 @@ FROM (SELECT current_setting('max_connections')::integer AS num_connections,
              count(*) FILTER (WHERE datname = current_database()) AS num_here
       FROM pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL) a;
 
+-- name: ids_of_run (read)
+-- The first and the last experience of a run; NULL without a run. Comparisons of rows, because only the index by run has their order.
+SELECT (SELECT experience_id FROM rft.experience WHERE (run_id, experience_id) >= (%(run_id)s, 0) ORDER BY run_id, experience_id LIMIT 1) AS first,
+       (SELECT experience_id FROM rft.experience WHERE (run_id, experience_id) < (%(run_id)s + 1, 0) ORDER BY run_id DESC, experience_id DESC LIMIT 1) AS last;
+
 -- name: studio_items (read)
 -- What a person needs to judge experiences, with the newest label of each.
 SELECT e.experience_id, e.group_id, e.rollout_id, r.name AS run, t.taskset, t.task_key, t.payload ->> 'answer' AS answer, gp.prompt, e.response,
@@ -43,32 +48,38 @@ FROM rft.v_experience WHERE group_id = %(group_id)s ORDER BY rollout_index NULLS
 
 -- name: studio_experiences_to_label (read)
 -- Experiences that the account has not labelled with a kind, in the order of their ids, after one. Without archived and purged ones.
+-- The search begins where a run begins, and reads no older runs.
 SELECT e.experience_id AS target_id, e.group_id, ARRAY[e.experience_id] AS experience_ids
 FROM rft.experience e
-WHERE e.experience_id > %(after)s AND (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s)
+WHERE e.experience_id > greatest(%(after)s, (
+        SELECT f.experience_id - 1 FROM rft.experience f WHERE (f.run_id, f.experience_id) >= (%(run_id)s, 0) ORDER BY f.run_id, f.experience_id LIMIT 1))
+  AND (%(run_id)s::bigint IS NULL OR e.run_id = %(run_id)s)
   AND NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = e.run_id AND x.archived_at IS NOT NULL)
   AND NOT EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = e.experience_id)
   AND NOT EXISTS (SELECT FROM rft.v_annotation a WHERE a.target_id = e.experience_id AND a.kind = %(kind)s AND a.source = 'human' AND a.session_user_name = session_user)
 ORDER BY e.experience_id LIMIT %(count)s;
 
 -- name: studio_rollouts_to_label (read)
--- Rollouts that the account has not labelled with a kind; see studio_experiences_to_label.
+-- Rollouts that the account has not labelled with a kind; see studio_experiences_to_label. OFFSET 0: they are looked at in their order, one after another.
 SELECT o.rollout_id AS target_id, o.group_id,
        ARRAY(SELECT e.experience_id FROM rft.experience e WHERE e.group_id = o.group_id AND e.rollout_id = o.rollout_id ORDER BY e.turn_index, e.experience_id) AS experience_ids
-FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
-WHERE o.rollout_id > %(after)s AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
-  AND NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = g.run_id AND x.archived_at IS NOT NULL)
+FROM (
+    SELECT o.rollout_id, o.group_id, g.run_id FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
+    WHERE o.rollout_id > %(after)s AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s) ORDER BY o.rollout_id OFFSET 0) o
+WHERE NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = o.run_id AND x.archived_at IS NOT NULL)
   AND NOT EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience p USING (experience_id) WHERE e.group_id = o.group_id AND e.rollout_id = o.rollout_id)
   AND NOT EXISTS (SELECT FROM rft.v_annotation a WHERE a.target_id = o.rollout_id AND a.kind = %(kind)s AND a.source = 'human' AND a.session_user_name = session_user)
 ORDER BY o.rollout_id LIMIT %(count)s;
 
 -- name: studio_groups_to_label (read)
--- Groups with at least two experiences that the account has not labelled with a kind; see studio_experiences_to_label.
+-- Groups with at least two experiences that the account has not labelled with a kind; see studio_rollouts_to_label.
 SELECT g.group_id AS target_id, g.group_id, e.experience_ids
-FROM rft.rollout_group g
+FROM (
+    SELECT group_id, run_id FROM rft.rollout_group
+    WHERE group_id > %(after)s AND (%(run_id)s::bigint IS NULL OR run_id = %(run_id)s) ORDER BY group_id OFFSET 0) g
 CROSS JOIN LATERAL (
     SELECT array_agg(e.experience_id ORDER BY e.experience_id) AS experience_ids FROM rft.experience e WHERE e.group_id = g.group_id) e
-WHERE g.group_id > %(after)s AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s) AND cardinality(e.experience_ids) >= 2
+WHERE cardinality(e.experience_ids) >= 2
   AND NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = g.run_id AND x.archived_at IS NOT NULL)
   AND NOT EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = ANY (e.experience_ids))
   AND NOT EXISTS (SELECT FROM rft.v_annotation a WHERE a.target_id = g.group_id AND a.kind = %(kind)s AND a.source = 'human' AND a.session_user_name = session_user)
@@ -84,8 +95,11 @@ WHERE t.task_id > %(after)s AND t.payload <> '{"purged": true}'
 ORDER BY t.task_id LIMIT %(count)s;
 
 -- name: studio_annotated (read)
--- How many targets stand labelled with a kind, by this account and by all whose labels it may see.
-SELECT count(*) FILTER (WHERE session_user_name = session_user) AS mine, count(*) AS num_all FROM rft.v_annotation WHERE kind = %(kind)s AND source = 'human';
+-- How many targets stand labelled with each kind, or with one, by this account and by all whose labels it may see.
+SELECT a.kind, count(*) FILTER (WHERE a.session_user_name = session_user) AS mine, count(*) AS num_all FROM rft.annotation a
+WHERE (%(kind)s::text IS NULL OR a.kind = %(kind)s) AND a.source = 'human' AND NOT a.retracted
+  AND NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id)
+GROUP BY a.kind;
 
 -- name: studio_suggestions (read)
 -- What judges say about targets: suggestions to a person.

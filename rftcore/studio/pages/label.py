@@ -32,6 +32,7 @@ router = APIRouter()
 _MOST_AT_ONCE = 10
 _MOST_HELD = 200
 _MOST_ANSWERS = 9
+_NONE_DONE = {"mine": 0, "num_all": 0}
 _QUEUES = {
     "experience": "studio_experiences_to_label",
     "rollout": "studio_rollouts_to_label",
@@ -51,7 +52,8 @@ FormFields = Annotated[dict[str, str], Depends(_fields_of)]
 @router.get("/label")
 def kinds_page(visit: Visit) -> Response:
     """List the kinds of labels."""
-    rows = [(each, visit.fetch("studio_annotated", kind=each.kind)[0]) for each in kinds(visit.buffer)]
+    done = {each["kind"]: each for each in visit.fetch("studio_annotated", kind=None)}
+    rows = [(each, done.get(each.kind, _NONE_DONE)) for each in kinds(visit.buffer)]
     return visit.render("label_kinds.html", rows=rows)
 
 
@@ -106,7 +108,7 @@ def label_item(visit: Visit, kind: str, target_id: int) -> Response:
 @router.get("/label/{kind}/progress")
 def label_progress(visit: Visit, kind: str) -> Response:
     """Return how many targets are labelled."""
-    return visit.render("label_progress.html", done=visit.fetch("studio_annotated", kind=kind)[0])
+    return visit.render("label_progress.html", done=next(iter(visit.fetch("studio_annotated", kind=kind)), _NONE_DONE))
 
 
 @router.post("/label/{kind}/answer")

@@ -1,12 +1,18 @@
-"""Statements about many annotations compare no row with each other row, even as planned for tables that are empty and were never analysed."""
+"""What people wait for reads few rows, however many there are, and compares no row with each other row."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import pytest
+
 from rftdata import Buffer
+from rftdata.annotations import LabelKind, define_kinds
+from rftdata.postgres.database import Connection, fetch
+from tests.support.store_roles import own_group
 
 NUM = 5000
 
@@ -39,3 +45,39 @@ def test_an_undo_of_many_compares_no_annotation_with_each(buffer: Buffer) -> Non
     ids = f"ARRAY[{','.join(map(str, range(NUM)))}]::bigint[]"
     plan = plan_in(buffer, "rft.undo_annotation_rows", ids=ids, why="NULL")
     assert set(read_again(plan)) <= {"Sort"}  # of the annotations of one target
+
+
+@pytest.fixture
+def two_runs(buffer: Buffer) -> Buffer:
+    """The runs `old` and `new`, each with 300 groups of two experiences; people are asked about all of the old one, since the last ANALYZE."""
+    define_kinds(buffer, [LabelKind("good", "bool"), LabelKind("best", "ranking", target="group")], author="owner")
+    for name in ("old", "new"):
+        run = buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="none")
+        with buffer.writer(run) as writer:
+            writer.insert(*(own_group([0.0, 1.0], task_key=f"{name} {i}") for i in range(300)))
+    buffer.sql(
+        "INSERT INTO rft.question (kind, target_id) SELECT 'good', experience_id FROM rft.experience WHERE run_id = 1"
+    )
+    buffer.sql("ANALYZE")
+    return buffer
+
+
+def rows_read(connection: Connection, tables: str, work: Callable[[], object]) -> int:
+    """Rows of tables that `work` reads in the transaction of `connection`."""
+    query = (
+        "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint AS n FROM pg_stat_xact_user_tables"
+        f" WHERE schemaname = 'rft' AND relname = ANY ('{{{tables}}}')"
+    )
+    (before,) = connection.execute(query).fetchall()
+    work()
+    (after,) = connection.execute(query).fetchall()
+    return int(after["n"]) - int(before["n"])
+
+
+def test_a_claim_reads_as_few_questions_however_many_wait(two_runs: Buffer) -> None:
+    values = {"queue": "good", "num": 3, "run_id": None, "holding": []}
+    with two_runs.database.transaction() as connection:
+        read = rows_read(
+            connection, "question,assignment,experience", partial(fetch, connection, "claim_questions", **values)
+        )
+        assert 0 < read < 100
