@@ -108,6 +108,7 @@ class ConfigFolder:
         place = self.path / STATE_FOLDER
         with contextlib.suppress(FileExistsError):
             os.mkdir(place, 0o700)
+            (place / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
             folder = os.open(place, _FOLDER)
         except OSError as error:
