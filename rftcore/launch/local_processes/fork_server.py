@@ -199,24 +199,38 @@ def _serve(
     os.environ.update(environment)
     forked_process.raise_file_limit()
     collect_rarely()
-    with large_imports():
-        for module in modules:
-            with contextlib.suppress(Exception):  # the role imports it again, and reports the error
-                importlib.import_module(module)
-    _Server(connection).serve()
+    server = _Server(connection)
+    for module in modules:
+        with large_imports(), contextlib.suppress(Exception):  # the role imports it again, and reports the error
+            importlib.import_module(module)
+        server.fork_preloads()
+    server.serve()
 
 
 class _Server:
-    """The work of the server's process, after its imports."""
+    """The work of the server's process."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._children: dict[int, Child] = {}
         self._waiting: list[WaitingChild] = []
+        self._requests: list[_Start | _Kill] = []  # that came during the imports
+
+    def fork_preloads(self) -> None:
+        """Fork the processes that were requested so far, between two imports: they do not wait for what only other roles need."""
+        with contextlib.suppress(EOFError, OSError):  # `rft run` has ended, which `serve` finds, too
+            while self._connection.poll():
+                request = self._connection.recv()
+                if isinstance(request, _Wait):
+                    self._preload(request.preloads)
+                else:
+                    self._requests.append(request)
 
     def serve(self) -> None:
-        """Handle requests and the ends of processes."""
+        """Handle requests and the ends of processes, after the imports."""
         try:
+            for request in self._requests:
+                self._handle(request)
             while True:
                 ends = [end for child in self._children.values() for end in child.ends()]
                 ready = set(wait([self._connection, *ends, *(waiting.child.pidfd for waiting in self._waiting)]))

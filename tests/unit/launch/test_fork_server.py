@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +203,14 @@ from rftcore.launch.local_processes.fork_server import ForkServer, Started
 from rftdata.processes import process_lives
 
 config, folder, preloads = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), json.loads(sys.argv[3])
-server = ForkServer([], {})
+server = ForkServer(sys.argv[5:], {})
 
 def lives():
     return process_lives(int((folder / "pid").read_text()))
 
 preparation = pickle.dumps(Preparation(("slow_module",)))
 server.preload([Preload("pipeline", {"WHICH": which}, preparation) for which in preloads])
+(folder / "asked").touch()
 while not (folder / "pid").exists():
     time.sleep(0.01)
 if "other" in preloads:
@@ -217,6 +218,7 @@ if "other" in preloads:
 while sys.argv[4] == "ends" and lives():
     time.sleep(0.01)
 server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {"WHICH": "this"}), folder / "log")
+(folder / "started").touch()
 events = []
 while len(events) < 2:
     events.extend(server.events(1.0))
@@ -234,18 +236,30 @@ os.replace({file!r} + ".new", {file!r})
 """
 
 
-def preloaded(folder: Path, which: str, then: str = "time.sleep(0.5)", *, ends: bool) -> tuple[list[str], str]:
+def preloaded(
+    folder: Path, which: str, then: str = "time.sleep(0.5)", *, ends: bool, modules: Sequence[str] = ()
+) -> tuple[list[str], str]:
     """Return what the program reports of a role that a process was preloaded for, and the role's log.
 
     Args:
         then: what the module does last.
         ends: whether the role is started after the end of the process.
+        modules: what the server imports.
     """
     (folder / "slow_module.py").write_text(SLOW_MODULE.format(file=str(folder / "pid"), then=then))
     (folder / "broken").write_text("a file where the buffer should be")
     text = config(folder / "broken").model_dump_json()
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", PRELOADED, text, str(folder), json.dumps([which]), "ends" if ends else "waits"]
+    command = [
+        sys.executable,
+        "-c",
+        PRELOADED,
+        text,
+        str(folder),
+        json.dumps([which]),
+        "ends" if ends else "waits",
+        *modules,
+    ]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -258,6 +272,14 @@ def test_a_process_that_began_with_its_imports_gets_the_role_with_the_same_envir
     assert role == process and [lives, *end] == ["False", "1", "BufferUnavailableError"]
     header, printed = log.splitlines()
     assert header.startswith(f"== pipeline: process {role}, ") and printed == "slow_module for this"
+
+
+def test_a_process_begins_with_its_imports_while_the_server_imports_what_others_need(tmp_path: Path) -> None:
+    waits = "import pathlib, time\nwhile not pathlib.Path({!r}).exists():\n    time.sleep(0.01)"
+    (tmp_path / "of_all.py").write_text(waits.format(str(tmp_path / "asked")))
+    (tmp_path / "of_others.py").write_text(waits.format(str(tmp_path / "started")))
+    (role, process, *_), log = preloaded(tmp_path, "this", ends=False, modules=["of_all", "of_others"])
+    assert role == process and log.splitlines()[1:] == ["slow_module for this"]
 
 
 def test_a_process_that_is_not_needed_is_ended_and_the_role_gets_another(tmp_path: Path) -> None:
