@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rftcore.config.explorer import ExplorerConfig
 from rftcore.config.run import RunConfig, load_config
 from rftcore.config.taskset import RunTasksetConfig
 from rftcore.model_folder import resolve_model
@@ -26,6 +27,7 @@ from rftdata.errors import ConfigError
 from rftdata.tasks.rows import read_tasks
 
 CLIP = 0.2
+_SHARED = ("gpu_memory_utilization", "max_num_seqs")
 STEPS_AHEAD = {"alternating": 0, "on_policy": 0, "one_step_off": 1, "asynchronous": 2}
 """Our variants, each with the number of steps that the explorer may be ahead of the trainer."""
 
@@ -65,7 +67,7 @@ class TrlSettings:
     saves: bool = False
 
 
-def settings(sizes: Sizes, variant: str, seed: int, *, corrects: bool = False) -> list[str]:
+def settings(file: Path, sizes: Sizes, variant: str, seed: int, *, corrects: bool = False) -> list[str]:
     """Return the settings in which a run of ours differs from the configuration file."""
     ahead = STEPS_AHEAD[variant]
     found = [
@@ -93,7 +95,18 @@ def settings(sizes: Sizes, variant: str, seed: int, *, corrects: bool = False) -
         found.append("algorithm.correction={name: truncate, high: 2.0}")
     elif corrects:
         found.append("algorithm.correction={name: mask, level: sequence, high: 3.0, keep_weight: true}")
+    if variant == "alternating":
+        explorer = load_config(file).explorer
+        engine = _as_one_engine(explorer)
+        found += ["explorer.num_explorers=1", f"explorer.claim_groups={explorer.claim_groups * explorer.num_explorers}"]
+        found += [f"explorer.engine_args.{name}={engine[name]}" for name in _SHARED if name in engine]
     return found
+
+
+def _as_one_engine(explorer: ExplorerConfig) -> dict[str, Any]:
+    """Return the arguments of one engine that has the memory and the sequences of all explorers together."""
+    engine = explorer.engine_args
+    return engine | {name: engine[name] * explorer.num_explorers for name in _SHARED if name in engine}
 
 
 def trl_case(
@@ -104,7 +117,7 @@ def trl_case(
     Raises:
         ConfigError: TRL has no counterpart of the configuration.
     """
-    config = load_config(file, [*settings(sizes, "on_policy", seed), *overrides])
+    config = load_config(file, [*settings(file, sizes, "on_policy", seed), *overrides])
     _refuse_what_differs(config)
     folder.mkdir(parents=True, exist_ok=True)
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
@@ -127,7 +140,7 @@ def trl_case(
         "temperature": explorer.temperature,
         "top_p": explorer.top_p,
         "top_k": explorer.top_k,
-        "engine_args": explorer.engine_args,
+        "engine_args": _as_one_engine(explorer),
         "learning_rate": trainer.learning_rate,
         "warmup_steps": trainer.warmup_steps,
         "betas": list(optimizer.betas),

@@ -10,6 +10,8 @@ held-out questions every few steps, whose time counts for both. Systems:
     trl            TRL with vLLM colocated; where that fails, with `vllm serve`; else with transformers. Failed attempts are in `failed`
     trl-liger      the same way of sampling, with Liger's kernels
 
+Where the configuration has several explorers, the one engine of `alternating` and of TRL has their sequences and their memory.
+
 TRL saves no checkpoint unless `--saves`, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`.
 Several `--gpus` make as many runs at a time, each on one GPU with its share of the cores. Rows are appended to rows.jsonl in `--folder`, and another call with
 that folder makes only the missing runs. No run begins that would end after `--minutes`, judged by the longest one of its system so far.
@@ -152,7 +154,7 @@ class Comparison:
 
     def _run_ours(self, asked: Row, sizes: Sizes, place: Place) -> None:
         options = self.options
-        changes = settings(sizes, asked["system"], asked["seed"], corrects=options.corrects)
+        changes = settings(options.config, sizes, asked["system"], asked["seed"], corrects=options.corrects)
         await_free(place.gpu)
         with GpuUse(place.gpu) as use:
             limited = self._limited(sizes)

@@ -24,6 +24,8 @@ _STEPS = """SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at, 
     FROM rft.v_train_step WHERE run_id = %s ORDER BY trainer_step"""
 _SAMPLED = """SELECT coalesce(sum(num_response_tokens), 0)::bigint AS num FROM rft.experience
     WHERE run_id = %s AND source = 'explorer' AND created_at <= (SELECT max(finished_at) FROM rft.v_train_step WHERE run_id = %s)"""
+_FIRST_SAMPLE = """SELECT extract(epoch FROM min(span.started_at))::float8 AS at FROM rft.worker_span span JOIN rft.worker USING (worker_id)
+    WHERE run_id = %s AND role = 'explorer' AND activity = 'sampling'"""
 _PARTS = ("wait_seconds", "train_seconds", "publish_seconds")
 _EVALUATIONS = """SELECT trainer_step, mean_reward, seconds, extract(epoch FROM finished_at)::float8 AS at
     FROM rft.evaluation WHERE run_id = %s AND status = 'done' ORDER BY trainer_step"""
@@ -82,10 +84,10 @@ def figures(buffer: rftdata.Buffer, started: float) -> dict[str, Any]:
     trained = {row["trainer_step"]: row["at"] for row in made}
     evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
     end = max(trained.values())
-    # The first rollouts follow the evaluation of the initial weights.
-    first = next((each["at"] for each in evaluations if each["trainer_step"] == 0), None)
-    if first is None:
+    if not any(each["trainer_step"] == 0 for each in evaluations):
         return {"error": "the initial weights were not evaluated"}
+    # The evaluation of the initial weights runs beside the first rollouts where the engine does not sleep.
+    first = buffer.sql(_FIRST_SAMPLE, [run.run_id])["at"][0].as_py()
     ages = buffer.sql("SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id])
     sampled = buffer.sql(_SAMPLED, [run.run_id, run.run_id])
     return {

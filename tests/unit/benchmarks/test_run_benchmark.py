@@ -91,9 +91,9 @@ def test_both_systems_train_on_the_same_questions(config: Path, tmp_path: Path) 
     assert {row["role"] for row in ours["step_table"]} == {"supervisor", "explorer", "pipeline", "trainer"}
 
 
-def test_variants_differ_in_memory_and_age_of_samples_alone() -> None:
+def test_variants_differ_in_engines_and_age_of_samples_alone() -> None:
     def rest(variant: str) -> dict[str, Any]:
-        plain = load_config(GPU_CONFIG, settings(SIZES, variant, 1)).model_dump(mode="json")
+        plain = load_config(GPU_CONFIG, settings(GPU_CONFIG, SIZES, variant, 1)).model_dump(mode="json")
         assert (plain["explorer"].pop("sleep"), plain["sync"].pop("offset")) == (
             variant == "alternating",
             STEPS_AHEAD[variant],
@@ -101,6 +101,14 @@ def test_variants_differ_in_memory_and_age_of_samples_alone() -> None:
         assert ("correction" in plain["algorithm"]) == bool(STEPS_AHEAD[variant])
         plain["algorithm"].pop("correction", None)
         del plain["run"]["name"], plain["sampling"]["max_staleness"]
+        explorer, num_explorers = plain["explorer"], plain["explorer"].pop("num_explorers")
+        assert num_explorers == (1 if variant == "alternating" else 2)
+        for settings_of, name in (
+            (explorer, "claim_groups"),
+            (explorer["engine_args"], "max_num_seqs"),
+            (explorer["engine_args"], "gpu_memory_utilization"),
+        ):
+            settings_of[name] *= num_explorers
         return plain
 
     first, *others = map(rest, STEPS_AHEAD)
@@ -182,7 +190,7 @@ def test_systems_without_a_common_seed_are_not_compared() -> None:
 
 def test_layers_of_ours_need_not_be_compiled() -> None:
     compiled, plain = (
-        load_config(GPU_CONFIG, [*settings(SIZES, "alternating", 1), *more]).trainer.compile
+        load_config(GPU_CONFIG, [*settings(GPU_CONFIG, SIZES, "alternating", 1), *more]).trainer.compile
         for more in ([], ["trainer.compile=false"])
     )
     assert compiled is not False and plain is False
