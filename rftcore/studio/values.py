@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,7 +78,7 @@ def _ranking(_: LabelKind, fields: Fields) -> dict[str, list[list[int]]]:
 
 
 def _spans(_: LabelKind, fields: Fields) -> Any:
-    return _json(fields.get("spans") or "[]")
+    return json_from(fields.get("spans") or "[]")
 
 
 def list_from(text: str) -> list[Any]:
@@ -86,17 +87,29 @@ def list_from(text: str) -> list[Any]:
     Raises:
         QueryError: it is none.
     """
-    value = _json(text or "[]")
+    value = json_from(text or "[]")
     if not isinstance(value, list):
         raise QueryError("a field of the form is damaged", value=text[:100], todo="load the page again")
     return value
 
 
-def _json(text: str) -> Any:
+def json_from(text: str) -> Any:
+    """Return a value that a page sends back as JSON.
+
+    Raises:
+        QueryError: it is none, or has numbers that are not finite.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise QueryError("a field of the form is damaged", value=text[:100], todo="load the page again") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 _READERS: dict[str, Callable[[LabelKind, Fields], Any]] = {

@@ -20,7 +20,8 @@ from rftdata.connection import open_as
 from rftdata.errors import QueryError
 
 _LIFE = datetime.timedelta(days=1)
-_MAX_CONNECTIONS = 3
+# More than there are at once: a connection counts until its process at the server has ended.
+_MAX_CONNECTIONS = 8
 _PREFIX = "rft_studio_reader_"
 
 

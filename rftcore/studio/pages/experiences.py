@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import Response
 
+from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import labels
@@ -30,7 +31,7 @@ def experiences_page(
     queries = visit.fetch("studio_saved_queries", kind="condition")
     chosen = next((row for row in queries if str(row["saved_query_id"]) == saved), None)
     where = (chosen["query"] if chosen else where).strip()
-    run_id = int(run) if run.isdecimal() else None
+    run_id = whole_from(run)
     ids, problem = [], None
     try:
         ids = visit.readers.read(
@@ -60,7 +61,7 @@ def experiences_page(
 @router.get("/experiences/histograms")
 def histogram_part(visit: Visit, request: Request, where: str = "", run: str = "") -> Response:
     """Return histograms of the newest experiences that match."""
-    run_id = int(run) if run.isdecimal() else None
+    run_id = whole_from(run)
     count, found = visit.readers.read(
         request, visit.session, lambda connection: histograms(connection, where or _ALL, run_id)
     )
@@ -80,7 +81,7 @@ def preview(
     reason: Annotated[str, Form(max_length=20_000)] = "",
 ) -> Response:
     """Show what a new reward for all that match would change."""
-    value, selection = _number(reward), _selection(visit, request, where, run)
+    value, selection = number_from(reward), _selection(visit, request, where, run)
     unchanged = sum(num for old, num in selection.rewards if old == value)
     return visit.render(
         "relabel_preview.html",
@@ -127,7 +128,7 @@ def undo(visit: Visit, label_batch_id: Annotated[int, Form()]) -> Response:
 
 
 def _selection(visit: VisitOf, request: Request, where: str, run: str) -> Selection:
-    run_id = int(run) if run.isdecimal() else None
+    run_id = whole_from(run)
     return visit.readers.read(
         request, visit.session, lambda connection: select_all(connection, where.strip() or _ALL, run_id)
     )
@@ -142,10 +143,3 @@ def _drawn(bar: Bar, bars: list[Bar], where: str, run: str) -> dict[str, Any]:
         "height": max(1, round(100 * bar.count / most)) if bar.count else 0,
         "address": "/experiences?" + urlencode({"where": narrowed, "run": run}),
     }
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text.strip().replace(",", "."))
-    except ValueError as error:
-        raise QueryError("the reward is not a number", value=text, allowed="a number such as 0.5") from error

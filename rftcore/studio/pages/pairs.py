@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from rftcore.studio.numbers import whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit
 
@@ -16,7 +17,7 @@ _ON_A_PAGE = 20
 @router.get("/pairs")
 def pairs_page(visit: Visit, run: str = "", before: int | None = None) -> Response:
     """Show pairs, newest first."""
-    run_id = int(run) if run.isdecimal() else None
+    run_id = whole_from(run)
     ids = [row["pair_id"] for row in visit.fetch("studio_pair_ids", run_id=run_id, before=before, limit=_ON_A_PAGE + 1)]
     return visit.render(
         "pairs.html",

@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse, Response
 from rftcore.studio.chats import chat_parts
 from rftcore.studio.failures import NotFoundError
 from rftcore.studio.page import Page
+from rftcore.studio.values import json_from
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata.annotations import LabelKind, kinds, questions
 from rftdata.annotations.quality import quality
-from rftdata.errors import QueryError
 
 PAGE = Page("Quality", "/quality", order=25)
 router = APIRouter()
@@ -50,10 +50,7 @@ def decide(
     reason: Annotated[str, Form(max_length=20_000)] = "",
 ) -> Response:
     """Store a decision: an annotation of the source adjudication, and gold."""
-    try:
-        chosen = json.loads(value)
-    except ValueError as error:
-        raise QueryError("this is no value", value=value[:100], todo="load the page again") from error
+    chosen = json_from(value)
     open_ones = questions.disagreements(visit.buffer, _kind(visit, kind).kind, limit=1000)
     if target_id in [row["target_id"] for row in open_ones]:  # a repeated request finds it decided
         questions.adjudicate(visit.buffer, kind, target_id, chosen, author=visit.author, reason=reason.strip() or None)

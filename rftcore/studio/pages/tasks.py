@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from rftcore.studio.failures import NotFoundError
+from rftcore.studio.numbers import whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit
 
@@ -20,7 +21,7 @@ def tasks_page(visit: Visit, taskset: str | None = None, run: str = "", after: i
     tasksets = visit.fetch("studio_tasksets")
     chosen = taskset or (tasksets[0]["taskset"] if tasksets else None)
     runs = visit.fetch("studio_run_page", before=None, name=None, limit=50)
-    run_id = int(run) if run.isdecimal() else runs[0]["run_id"] if runs else None
+    run_id = whole_from(run) or (runs[0]["run_id"] if runs else None)
     limit, state = _ON_A_PAGE + 1, status or None
     rows = visit.fetch("studio_tasks", taskset=chosen, run_id=run_id, after=after, status=state, limit=limit)
     return visit.render(
