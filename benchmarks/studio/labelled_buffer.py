@@ -33,7 +33,7 @@ def fill(buffer: Buffer, num: int) -> None:
     for number in range(NUM_RUNS):
         add_run(buffer, number, num // NUM_RUNS, samples=short_samples(num // NUM_RUNS, number))
         say(f"run {number} of {num} experiences is stored")
-    for name in ("other_verdicts", "stage_runs", "task_vectors", "task_statistics"):
+    for name in ("other_verdicts", "stage_runs", "steps", "task_vectors", "task_statistics"):
         buffer.sql(texts[name])
     batch = buffer.sql("SELECT rft.begin_label_batches(1) AS batch")["batch"][0].as_py()
     types = {kind.kind: kind.type for kind in KINDS}

@@ -118,11 +118,15 @@ def _scale(table: _Table, level: Level, count: NDArray[np.int64]) -> Floats | No
 def _disagreement(table: _Table, scale: Floats | None) -> Floats:
     """Return the disagreement within a unit of each kind, by its definition over pairs of ratings."""
     if scale is None:
-        pairs, num = np.unique(table.kind * len(table.values) + table.index, return_counts=True)
-        same = np.bincount(pairs // max(len(table.values), 1), num.astype(float) ** 2, len(table.size))
-        return (table.size**2 - same) / (table.size - 1)
+        return (table.size**2 - _same(table)) / (table.size - 1)
     total, squares = (np.bincount(table.kind, scale[table.index] ** power, len(table.size)) for power in (1, 2))
     return (table.size * squares - total**2) / (table.size - 1)
+
+
+def _same(table: _Table) -> Floats:
+    """Return, for a unit of each kind, the number of pairs of equal ratings, each rating with itself, too."""
+    pairs, num = np.unique(table.kind * len(table.values) + table.index, return_counts=True)
+    return np.bincount(pairs // max(len(table.values), 1), num.astype(float) ** 2, len(table.size)).astype(np.float64)
 
 
 def cohen_kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
@@ -149,17 +153,12 @@ def cohen_kappas(ratings: Ratings) -> dict[tuple[str, str], tuple[float | None, 
 
 def fleiss_kappa(ratings: Ratings) -> float | None:
     """Return Fleiss' kappa over units with at least two ratings; None if it is undefined. Units may have different numbers of ratings."""
-    units = [Counter(given.values()) for given in ratings.values() if len(given) >= 2]
-    if not units:
+    table = _table(ratings, "nominal")
+    if not len(table.count):
         return None
-    sizes = [sum(unit.values()) for unit in units]
-    agreed = float(
-        np.mean([(sum(n * n for n in u.values()) - m) / (m * (m - 1)) for u, m in zip(units, sizes, strict=True)])
-    )
-    totals: Counter[Any] = Counter()
-    for unit in units:
-        totals.update(unit)
-    expected = sum((n / sum(sizes)) ** 2 for n in totals.values())
+    agreed = float(table.count @ ((_same(table) - table.size) / (table.size * (table.size - 1))) / table.count.sum())
+    marginals = _marginals(table, table.count)
+    expected = float(np.sum((marginals / marginals.sum()) ** 2))
     return None if expected == 1 else (agreed - expected) / (1 - expected)
 
 
