@@ -12,6 +12,7 @@ import pytest
 from rftdata import Buffer
 from rftdata.annotations import LabelKind, define_kinds
 from rftdata.postgres.database import Connection, fetch
+from rftdata.reports.experience_search import matching_ids
 from tests.support.store_roles import own_group
 
 NUM = 5000
@@ -72,6 +73,21 @@ def rows_read(connection: Connection, tables: str, work: Callable[[], object]) -
     work()
     (after,) = connection.execute(query).fetchall()
     return int(after["n"]) - int(before["n"])
+
+
+def test_a_page_of_one_run_reads_no_rows_of_others(two_runs: Buffer) -> None:
+    tables = "experience,rollout,rollout_group"
+    with two_runs.database.transaction() as connection:
+        fetch(connection, "plan_by_index")
+        connection.execute("SET LOCAL enable_sort = off")  # as in a large buffer, where sorting is not cheap
+        for run_id in (1, 2):
+            read = rows_read(connection, tables, partial(matching_ids, connection, "true", run_id, None, 5))
+            assert 0 < read < 50, run_id
+        connection.execute("SET LOCAL enable_sort = on")
+        for name, kind in (("studio_experiences_to_label", "good"), ("studio_groups_to_label", "best")):
+            values = {"kind": kind, "after": 0, "count": 3, "run_id": 2}
+            read = rows_read(connection, tables, partial(fetch, connection, name, **values))
+            assert 0 < read < 350, name  # the groups of the run are put in order
 
 
 def test_a_claim_reads_as_few_questions_however_many_wait(two_runs: Buffer) -> None:
