@@ -33,6 +33,7 @@ BENCHMARKS = {
     "rollouts": ("runs.rollouts", "Answers a second of an explorer, beside `LLM.generate` of vLLM alone."),
     "run": ("whole_runs.comparison", "Time of a whole run to a held-out score, beside TRL on the same device."),
     "sampling": ("buffer.sampling", "Cost of a draw by sampling policy and size of the buffer."),
+    "sandbox": ("runs.sandbox", "A program in a sandbox of each tier, beside a bare subprocess."),
     "selection": (
         "selection.comparison",
         "Rollouts to a held-out score with each task selector, beside uniform choice.",

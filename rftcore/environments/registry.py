@@ -24,6 +24,7 @@ ENVIRONMENTS = Registry[EnvironmentClass](
         "taxi": "rftcore.environments.toy_text:Taxi",
         "blackjack": "rftcore.environments.toy_text:Blackjack",
         "reasoning_gym": "rftcore.environments.reasoning_gym:ReasoningGym",
+        "sandbox": "rftcore.environments.sandbox:SandboxTask",
         "sql": "rftcore.environments.sql:Sql",
         "textarena": "rftcore.environments.textarena:TextArena",
         "openenv": "rftcore.environments.openenv:OpenEnv",

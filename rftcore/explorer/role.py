@@ -26,6 +26,7 @@ from rftcore.explorer.group_store import store_groups
 from rftcore.explorer.rollout_slots import RolloutSlots
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
+from rftcore.explorer.sandboxes import tiers_of_workflows
 from rftcore.explorer.shared_device import EngineDevice, await_device
 from rftcore.explorer.taskset_runners import (
     TasksetRunners,
@@ -129,7 +130,7 @@ class Explorer:
         self.max_staleness = config.sampling.max_staleness
         self.usage = RunUsage(joined.run)
         self.runners = TasksetRunners.of(resolved, self._runner(source), self.usage)
-        if tiers := self.runners.sandbox_tiers:
+        if tiers := sorted({*tiers_of_workflows(config), *self.runners.sandbox_tiers}):
             worker.progress["sandbox"] = "; ".join(tiers)
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s),

@@ -47,6 +47,11 @@ class UnitTests:
         score: Literal["all", "fraction"] = Field(
             "all", description="1 for passing all tests, or the part that passes."
         )
+        total_s: float = Field(
+            40.0,
+            gt=0,
+            description="Seconds for all tests of a response, below explorer.reward_timeout_s; those left then have failed.",
+        )
         sandbox: SandboxConfig = Field(SandboxConfig(), description="How the code is confined, and its limits.")
 
     def __init__(self, config: Config) -> None:
@@ -70,7 +75,9 @@ class UnitTests:
         if not code.strip():
             return 0.0
         all_needed = self._config.score == "all"
-        outcomes = grade(self._sandbox, self._config.sandbox, code, tests, all_needed=all_needed)
+        outcomes = grade(
+            self._sandbox, self._config.sandbox, code, tests, all_needed=all_needed, total_s=self._config.total_s
+        )
         passed = sum(outcome.passed for outcome in outcomes)
         return float(passed == len(outcomes)) if all_needed else passed / len(outcomes)
 

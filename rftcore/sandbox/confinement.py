@@ -65,7 +65,7 @@ def give_up_rights(request: Request, user: int | None, work: str) -> None:
     if request.level == "landlock":
         devices = [f"/dev/{name}" for name in DEVICES]
         restrict_paths([*SYSTEM_FOLDERS, *request.readable, *devices], [work, "/dev/null"])
-    restrict_system_calls(local_sockets=request.level != "landlock")
+    restrict_system_calls(local_sockets=request.level != "landlock", counted=request.level == "cgroup")
 
 
 def set_limits(limits: Limits, level: str, num_others: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_IN_MEMORY = ("RssAnon:", "RssShmem:")
 
 
 def memory_bytes(first: int) -> int:
@@ -14,11 +14,10 @@ def memory_bytes(first: int) -> int:
     while waiting:
         process = waiting.pop()
         try:
-            with open(f"/proc/{process}/statm", encoding="ascii") as file:
-                _, resident, shared, *_ = file.read().split()
+            with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
+                total += sum(1024 * int(line.split()[1]) for line in file if line.startswith(_IN_MEMORY))
         except OSError:
             continue
-        total += (int(resident) - int(shared)) * _PAGE
         waiting += _children(process)
     return total
 

@@ -17,7 +17,7 @@ from rftcore.failures import InfrastructureError
 from rftcore.sandbox.request import Limits, Report, framed
 from rftdata.errors import RftError
 
-LARGEST_MESSAGE = 1 << 24
+LARGEST_MESSAGE = 1 << 22
 
 
 class SandboxFailedError(InfrastructureError):

@@ -34,8 +34,10 @@ _DENIED = {
     "name_to_handle_at": (303, 264), "move_pages": (279, 239), "migrate_pages": (256, 238), "vhangup": (153, 58),
 }  # fmt: skip
 _DENIED_ON_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}
-# Memory and queues that all processes of a host share, where there is no namespace for them.
-_SHARED = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
+# Queues that all processes of a host share, where there is no namespace for them.
+_SHARED = {"semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
+# Memory that belongs to no process, which only a control group counts.
+_UNCOUNTED = {"shmget": (29, 194), "memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "ioctl": (16, 29)}
 
 
@@ -47,11 +49,12 @@ def _refusal(number: int = errno.EPERM) -> bytes:
     return _step(_RETURN, _ERRNO | number)
 
 
-def _filter(*, local_sockets: bool) -> bytes:
+def _filter(*, local_sockets: bool, counted: bool) -> bytes:
     """Return the program.
 
     Args:
         local_sockets: whether Unix sockets are allowed, in a network namespace of the sandbox's own.
+        counted: whether a control group counts all memory.
     """
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
@@ -62,6 +65,8 @@ def _filter(*, local_sockets: bool) -> bytes:
         denied += _DENIED_ON_X86.values()
     if not local_sockets:
         denied += [numbers[column] for numbers in _SHARED.values()]
+    if not counted:
+        denied += [numbers[column] for numbers in _UNCOUNTED.values()]
     clone, clone3, new_socket, ioctl = (numbers[column] for numbers in _SPECIAL.values())
     allow = _step(_RETURN, _ALLOW)
     steps = [
@@ -98,13 +103,13 @@ def _filter(*, local_sockets: bool) -> bytes:
     return b"".join(steps)
 
 
-def restrict_system_calls(*, local_sockets: bool) -> None:
+def restrict_system_calls(*, local_sockets: bool, counted: bool) -> None:
     """Load the filter into this process and all that it starts; it needs no_new_privs.
 
     Args:
-        local_sockets: see `_filter`.
+        local_sockets, counted: see `_filter`.
     """
-    program = _filter(local_sockets=local_sockets)
+    program = _filter(local_sockets=local_sockets, counted=counted)
     code = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     prctl(PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(head))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from rftcore.sandbox.interpreter import Interpreter
 from rftcore.sandbox.probe import probe
 from rftdata.errors import ConfigError
+from rftdata.processes import pid_space
 
+_HELD = "RFT_SANDBOX_HELD"
 _NAMES = {
     "cgroup": "namespaces and a control group",
     "namespaces": "namespaces",
@@ -44,5 +47,12 @@ def strongest_level(interpreter: Interpreter, *, unsafe_local: bool) -> str:
 
 @functools.lru_cache(maxsize=32)
 def refusal(level: str, interpreter: Interpreter) -> str | None:
-    """Return why a level does not hold on this machine; None if it does."""
-    return probe(level, interpreter)
+    """Return why a level does not hold on this machine; None if it does. Processes that this one starts need not try it again."""
+    tried = "|".join((pid_space(), str(os.geteuid()), level, interpreter.path))
+    held = os.environ.get(_HELD, "").splitlines()
+    if tried in held:
+        return None
+    found = probe(level, interpreter)
+    if found is None:
+        os.environ[_HELD] = "\n".join([*held, tried])
+    return found

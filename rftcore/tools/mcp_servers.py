@@ -20,6 +20,7 @@ from rftcore.failures import InfrastructureError, innermost
 from rftcore.tools.line_codec import UTF_8_LINES
 from rftcore.tools.observations import cut_in_the_middle, raised_text
 from rftcore.tools.outcome import Outcome, failed
+from rftcore.tools.rollout_sessions import RolloutSessions
 from rftcore.tools.settings import HttpServer, McpEntry, StdioServer, ToolLimits
 from rftcore.tools.tool import ToolContext, function_schema, valid_name
 from rftdata.errors import ConfigError
@@ -136,6 +137,11 @@ class McpServer:
         self._shared: McpSession | None = None
         self._open: set[McpSession] = set()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rollouts share a session."""
+        return self.entry.shared
+
     async def tools(self) -> list[McpTool]:
         """Return the tools that the server has now.
 
@@ -228,13 +234,13 @@ class McpTool:
         self.schema = function_schema(self.name, listed.description or "", listed.input_schema)
         self._validator = validator_for(listed.input_schema)(listed.input_schema)
 
-    async def call(self, arguments: dict[str, Any], context: ToolContext, servers: McpSessions) -> Outcome:
+    async def call(self, arguments: dict[str, Any], context: ToolContext, sessions: RolloutSessions) -> Outcome:
         """Call the tool; see `BoundTool.call`."""
         wrong = next(iter(self._validator.iter_errors(arguments)), None)
         if wrong is not None:
             place = ".".join(map(str, wrong.absolute_path))
             return failed("invalid_arguments", f"{place}: {wrong.message}" if place else wrong.message)
-        session = await servers.of(self._server)
+        session: McpSession = await sessions.of(self._server)
         client = await session.client()
         limit = asyncio.timeout(self.limits.timeout_s)
         try:
@@ -261,30 +267,6 @@ class McpTool:
         if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED and session.is_usable:
             return failed("exception", error.message)
         raise session.failure(raised_text(error)) from error
-
-
-class McpSessions:
-    """The sessions of one rollout, opened when a tool of their server is first called."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[McpServer, asyncio.Task[McpSession]] = {}
-
-    async def of(self, server: McpServer) -> McpSession:
-        """Return the session with a server."""
-        if server not in self._sessions:
-            self._sessions[server] = asyncio.create_task(server.session())
-        return await asyncio.shield(self._sessions[server])
-
-    def close(self) -> None:
-        """Let the sessions be closed, without waiting for it."""
-        for server, opening in self._sessions.items():
-            if not server.entry.shared:
-                opening.add_done_callback(_close_opened)
-
-
-def _close_opened(opening: asyncio.Task[McpSession]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close_soon()
 
 
 def name_of(server: StdioServer | HttpServer) -> str:

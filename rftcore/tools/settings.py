@@ -1,12 +1,13 @@
-"""The entries of `workflow_args: {tools: […]}`: functions and MCP servers, with the limits of each."""
+"""The entries of `workflow_args: {tools: […]}`: functions, MCP servers and sandboxes, with the limits of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator
 
+from rftcore.sandbox.config import SandboxConfig
 from rftdata.errors import ConfigError
 
 
@@ -80,9 +81,28 @@ class McpEntry(ToolLimits):
     max_sessions: int = Field(16, ge=1, description="Most sessions at a time in an explorer, unless it is shared.")
 
 
-Entry = FunctionEntry | McpEntry
+ActionName = Literal["shell", "read_file", "write_file"]
 
-_FUNCTION, _MCP = TypeAdapter(FunctionEntry), TypeAdapter(McpEntry)
+
+class SandboxEntry(ToolLimits):
+    """A shell and files in a sandbox, which each rollout has of its own."""
+
+    sandbox: SandboxConfig = Field(description="How it is confined, and its limits; `wall_s` is that of a command.")
+    session_s: float = Field(3600.0, gt=0, description="Seconds after which the sandbox of a rollout is ended.")
+    tools: list[ActionName] = Field(
+        ["shell", "read_file", "write_file"], min_length=1, description="Its tools that the model gets."
+    )
+    prefix: str = Field("", description="Put before the names of its tools.")
+
+
+Entry = FunctionEntry | McpEntry | SandboxEntry
+
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "tool": TypeAdapter(FunctionEntry),
+    "mcp": TypeAdapter(McpEntry),
+    "sandbox": TypeAdapter(SandboxEntry),
+}
+_EXAMPLES = '"./file.py:function", {tool: …}, {mcp: {command: […]}}, {mcp: {url: …}}, {sandbox: {}}'
 
 
 def entries_of(tools: object, defaults: ToolLimits) -> list[Entry]:
@@ -99,27 +119,29 @@ def entries_of(tools: object, defaults: ToolLimits) -> list[Entry]:
         raise ConfigError(
             "tools must be a list of at least one tool",
             value=tools,
-            allowed='"./file.py:function", {tool: …}, {mcp: {command: […]}}, {mcp: {url: …}}',
+            allowed=_EXAMPLES,
         )
     return [_entry(entry, defaults) for entry in tools]
 
 
 def _entry(entry: Any, defaults: ToolLimits) -> Entry:
     given = {"tool": entry} if isinstance(entry, str) else entry
-    if not isinstance(given, dict) or ("tool" in given) == ("mcp" in given):
+    kinds = [kind for kind in _KINDS if isinstance(given, dict) and kind in given]
+    if len(kinds) != 1:
         raise ConfigError(
-            "an entry of tools names neither a function nor an MCP server",
+            "an entry of tools names neither a function nor an MCP server nor a sandbox",
             value=entry,
-            allowed='"./file.py:function", {tool: …}, {mcp: {command: […]}}, {mcp: {url: …}}',
+            allowed=_EXAMPLES,
         )
     try:
         values = {**defaults.model_dump(), **given}
-        return (_FUNCTION if "tool" in given else _MCP).validate_python(values)
+        checked: Entry = _KINDS[kinds[0]].validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if part not in ("stdio", "http"))
         # The value of an MCP server may contain a key.
         raise ConfigError(
             f"an entry of tools is not valid: {place}: {first['msg'].removeprefix('Value error, ')}",
-            value=entry if "tool" in given else None,
+            value=None if "mcp" in given else entry,
         ) from error
+    return checked

@@ -4,7 +4,7 @@ Errors are observations: the model reads `{"error": …}`, without paths of this
 rollout (`InfrastructureError`) ends it.
 
 Plain functions run in separate processes, one call after the other, and are ended at their time limit. Async functions, functions that declare
-`runs_in_explorer`, and sessions of MCP servers run in the event loop of the workflows. The calls of one answer run concurrently, except those
+`runs_in_explorer`, MCP servers and sandboxes run in the event loop of the workflows. The calls of one answer run concurrently, except those
 of tools with `ctx`, which share the state of the rollout: they run one after the other, in the order of the answer.
 """
 
@@ -25,9 +25,11 @@ from typing import Any, Protocol
 from rftcore.failures import FunctionFailedError, InfrastructureError, comes_from_outside
 from rftcore.rollout_clock import clock_suspended
 from rftcore.tools.calls import Call, CallError, ErrorKind, ToolCall
-from rftcore.tools.mcp_servers import McpServer, McpSessions
+from rftcore.tools.mcp_servers import McpServer
 from rftcore.tools.outcome import Outcome, failed, load_calls, load_tool, outcome_of_error, outcome_of_value
-from rftcore.tools.settings import FunctionEntry, McpEntry, ToolLimits, entries_of
+from rftcore.tools.rollout_sessions import RolloutSessions
+from rftcore.tools.sandbox_tools import SandboxServer
+from rftcore.tools.settings import FunctionEntry, McpEntry, SandboxEntry, ToolLimits, entries_of
 from rftcore.tools.tool import Tool, ToolContext, refuse_equal_names
 from rftcore.user_functions.function_process import Functions, Question, TimeLimit
 from rftcore.user_functions.function_processes import FunctionProcesses
@@ -69,12 +71,12 @@ class BoundTool(Protocol):
     def limits(self) -> ToolLimits:
         """Of its calls."""
 
-    async def call(self, arguments: dict[str, Any], context: ToolContext, servers: McpSessions) -> Outcome:
+    async def call(self, arguments: dict[str, Any], context: ToolContext, sessions: RolloutSessions) -> Outcome:
         """Call it.
 
         Args:
             context: of the rollout.
-            servers: the rollout's sessions with MCP servers.
+            sessions: what the rollout's tools keep open.
 
         Raises:
             InfrastructureError: something outside the rollout failed.
@@ -115,10 +117,13 @@ class ToolBox:
             FunctionProcesses(Functions("tool", load_calls, outside, base_dir), processes) if outside else None
         )
         self._servers = [McpServer(entry, base_dir) for entry in entries if isinstance(entry, McpEntry)]
+        self._sandboxes = [SandboxServer(entry, base_dir) for entry in entries if isinstance(entry, SandboxEntry)]
         self.max_calls_per_turn, self.base_dir = max_calls_per_turn, base_dir
         self._tools: dict[str, BoundTool] = {}
         self._semaphores: dict[str, Any] = {}
         self._add([_bound(entry, tool, self._processes) for entry, tool in functions])
+        for sandbox in self._sandboxes:
+            self._add(sandbox.tools)
         self._logged: set[tuple[str, ErrorKind]] = set()
 
     @property
@@ -147,14 +152,16 @@ class ToolBox:
         try:
             yield session
         finally:
-            session.servers.close()
+            session.sessions.close()
 
     async def close_sessions(self) -> None:
         """Close the sessions of MCP servers; called in the event loop."""
         await asyncio.gather(*(server.close() for server in self._servers))
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes and the sandboxes."""
+        for sandbox in self._sandboxes:
+            sandbox.close()
         if self._processes is not None:
             self._processes.close()
 
@@ -173,7 +180,7 @@ class ToolBox:
         if tool is None:
             return failed("unknown_tool", f"there is no tool {call.name[:64]!r}; tools: {', '.join(self._tools)}")
         async with self._semaphores[call.name]:
-            outcome = await tool.call(call.arguments, session.context, session.servers)
+            outcome = await tool.call(call.arguments, session.context, session.sessions)
         if outcome.infrastructure is not None:
             raise InfrastructureError(f"the tool {call.name!r} failed: {outcome.infrastructure}")
         if outcome.error in ("exception", "timeout", "crash"):
@@ -198,13 +205,13 @@ class ToolSession:
 
     Attributes:
         context: what tools with `ctx` get.
-        servers: sessions with MCP servers.
+        sessions: with MCP servers, and sandboxes.
         num_calls, num_errors, seconds: so far; errors by kind.
     """
 
     box: ToolBox
     task: Any
-    servers: McpSessions = field(default_factory=McpSessions)
+    sessions: RolloutSessions = field(default_factory=RolloutSessions)
     num_calls: int = 0
     num_errors: Counter[ErrorKind] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -289,7 +296,7 @@ class _InLoop:
     def takes_context(self) -> bool:
         return self.tool.takes_context
 
-    async def call(self, arguments: dict[str, Any], context: ToolContext, servers: McpSessions) -> Outcome:
+    async def call(self, arguments: dict[str, Any], context: ToolContext, sessions: RolloutSessions) -> Outcome:
         limit = asyncio.timeout(self.limits.timeout_s)
         try:
             async with limit:
@@ -332,7 +339,7 @@ class _InProcess:
     def takes_context(self) -> bool:
         return self.tool.takes_context
 
-    async def call(self, arguments: dict[str, Any], context: ToolContext, servers: McpSessions) -> Outcome:
+    async def call(self, arguments: dict[str, Any], context: ToolContext, sessions: RolloutSessions) -> Outcome:
         limit = TimeLimit(self.limits.timeout_s, f"timeout_s = {self.limits.timeout_s:g} s of the tool")
         given = context if self.takes_context else None
         what = f"the tool {self.name!r}"

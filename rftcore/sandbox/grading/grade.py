@@ -44,13 +44,20 @@ class Outcome:
 
 
 def grade(
-    sandbox: Sandbox, config: SandboxConfig, code: str, tests: UnitTests, *, all_needed: bool = False
+    sandbox: Sandbox,
+    config: SandboxConfig,
+    code: str,
+    tests: UnitTests,
+    *,
+    all_needed: bool = False,
+    total_s: float = math.inf,
 ) -> list[Outcome]:
     """Return the outcomes of tests, at least one.
 
     Args:
         code: the model's, of Python.
         all_needed: whether to stop at the first failure.
+        total_s: seconds for all programs together; the tests that are left then have failed.
 
     Raises:
         SandboxFailedError: a sandbox could not be made.
@@ -59,7 +66,7 @@ def grade(
         return _grade_by_code(sandbox, config, code, tests)
     outcomes = []
     graded = (
-        _grade_programs(sandbox, code, tests)
+        _grade_programs(sandbox, config, code, tests, total_s)
         if isinstance(tests[0], ProgramTest)
         else _grade_calls(sandbox, config, code, tests)
     )
@@ -70,10 +77,19 @@ def grade(
     return outcomes
 
 
-def _grade_programs(sandbox: Sandbox, code: str, tests: Any) -> Iterator[Outcome]:
+def _grade_programs(
+    sandbox: Sandbox, config: SandboxConfig, code: str, tests: Any, total_s: float
+) -> Iterator[Outcome]:
     files = {"solution.py": code.encode(errors="replace")}
+    until = time.monotonic() + total_s
     for place, test in enumerate(tests, 1):
-        report = run(sandbox, Program(["{python}", "-I", "{work}/solution.py"], files, test.stdin.encode()))
+        left = min(config.wall_s, until - time.monotonic())
+        if left <= 0:
+            yield Outcome(f"test {place}", "the time for all tests was used up")
+            continue
+        limits = replace(config.limits, wall_s=left)
+        program = Program(["{python}", "-I", "{work}/solution.py"], files, test.stdin.encode(), limits=limits)
+        report = run(sandbox, program)
         failure = None
         if report.killed is not None:
             failure = f"exceeded its limit: {report.killed}"

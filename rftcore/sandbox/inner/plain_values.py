@@ -10,7 +10,13 @@ from collections.abc import Callable
 from typing import IO, Any
 
 _CONTAINERS: tuple[tuple[str, Any], ...] = (("tuple", tuple), ("set", set), ("frozenset", frozenset))
+_SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, lambda value: int.__add__(value, 0)),
+    (float, float.__float__),
+    (str, str.__str__),
+)
 _MOST_DEPTH = 200
+_LONG_BITS = 10_000  # Python writes no longer number in decimal
 
 
 def encode(value: Any, reference: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -22,6 +28,8 @@ def encode(value: Any, reference: Callable[[Any], Any], depth: int = 0) -> Any:
     if depth > _MOST_DEPTH:
         raise ValueError("a value is too deeply nested")
     kind = type(value)
+    if kind is int and value.bit_length() > _LONG_BITS:
+        return {"type": "int", "text": hex(value)}
     if value is None or kind in (bool, int, float, str):
         return value
     if isinstance(value, list):
@@ -38,12 +46,9 @@ def encode(value: Any, reference: Callable[[Any], Any], depth: int = 0) -> Any:
         return {"type": "range", "items": [value.start, value.stop, value.step]}
     if kind is complex:
         return {"type": "complex", "items": [value.real, value.imag]}
-    if isinstance(value, int):
-        return int.__add__(value, 0)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, str):
-        return str.__str__(value)
+    for plain, converted in _SCALARS:
+        if isinstance(value, plain):
+            return encode(converted(value), reference, depth)
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), reference, depth + 1)
     return reference(value)
@@ -65,6 +70,8 @@ def decode(value: Any, referred: Callable[[dict[str, Any]], Any]) -> Any:
     for name, plain in _CONTAINERS:
         if kind == name:
             return plain(decode(each, referred) for each in value["items"])
+    if kind == "int":
+        return int(value["text"], 16)
     if kind == "bytes":
         return base64.b64decode(value["text"])
     if kind == "range":
