@@ -17,7 +17,7 @@ class SandboxConfig(Section):
 
     type: str = Field(
         "local",
-        description="local (namespaces or Landlock of this machine), container (docker or podman), or the path of your own.",
+        description="local (namespaces or Landlock of this machine), or the name or path of your own.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Settings of a sandbox that is not local.")
     unsafe_local: bool = Field(

@@ -41,7 +41,7 @@ def strongest_level(interpreter: Interpreter, *, unsafe_local: bool) -> str:
     reasons = "; ".join(f"{tier_name(level)}: {reason}" for level, reason in refusals.items())
     raise ConfigError(
         f"this machine offers no sandbox for a model's code ({reasons})",
-        todo="allow user namespaces, run as root, use sandbox: {type: container}, or accept the risk with sandbox: {unsafe_local: true}",
+        todo="allow user namespaces, run as root, name a sandbox of your own in sandbox: {type: …}, or accept the risk with sandbox: {unsafe_local: true}",
     )
 
 
