@@ -1,7 +1,8 @@
 """What an execution in a sandbox costs: the same program of Python in a bare subprocess and at each tier that this machine offers, in turns.
 
 The program prints a number and ends. `graded` runs a function by a test that is Python code, which takes two sandboxes, and `command` is a command of
-a session that is open. `ratio` is the median of a tier over that of the bare subprocess; `at_once` is the number of executions a second with so many threads at a time.
+a session that is open. `ratio` is the median of a tier over that of the bare subprocess. `at_once` is the number of executions a second with several
+threads at a time.
 """
 
 from __future__ import annotations
