@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -36,7 +35,6 @@ def request_of(program: Program, config: SandboxConfig, interpreter: Interpreter
         files=program.files,
         limits=program.limits or config.limits,
         readable=[*interpreter.folders, *(os.path.abspath(path) for path in config.readable)],
-        num_files=2 if program.has_channel else 0,
     )
 
 
@@ -149,12 +147,6 @@ class RunningLocal:
                 raise SandboxFailedError(f"the sandbox could not be made: {report.refused}")
             self._report = report
         return self._report
-
-    def stop(self) -> Report:
-        """Kill the program and return its report."""
-        with contextlib.suppress(OSError):
-            self._supervisor.shutdown(socket.SHUT_WR)
-        return self.wait()
 
     def close(self) -> None:
         """Kill it, if it runs, and close the files."""

@@ -43,7 +43,7 @@ def probe(level: str, interpreter: Interpreter) -> str | None:
             os.chmod(secret, 0o666)
             targets = [str(secret), str(os.getpid()), str(tcp.getsockname()[1]), local.getsockname()[1:].decode()]
             return _reached(host, level, interpreter, targets) or _not_limited(host, level, interpreter)
-    except SandboxFailedError as error:
+    except (SandboxFailedError, OSError) as error:
         return str(error).removeprefix("the sandbox could not be made: ")
     finally:
         host.close()

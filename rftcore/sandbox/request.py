@@ -9,9 +9,6 @@ import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-LEVELS = ("cgroup", "namespaces", "landlock", "none")
-"""How a program is confined, the strongest first."""
-
 WORK_FOLDER = "/work"
 """Working folder of a program that has a file system of its own."""
 
@@ -47,12 +44,11 @@ class Request:
     """A program to run.
 
     Attributes:
-        level: one of `LEVELS`.
+        level: how it is confined: "cgroup", "namespaces", "landlock" or "none".
         arguments: the program, an absolute path or a name in its PATH, and its arguments. `{work}` stands for the working folder.
         environment: its variables.
         files: contents of the files in its working folder, by relative path.
         readable: paths of the host that it may read, besides the system's programs and libraries.
-        num_files: open files that it gets as 3, 4, ….
     """
 
     level: str
@@ -61,7 +57,6 @@ class Request:
     files: dict[str, bytes]
     limits: Limits
     readable: list[str] = field(default_factory=list)
-    num_files: int = 0
 
     def encoded(self) -> bytes:
         """Return it as a message."""

@@ -48,7 +48,7 @@ def supervise(channel: int, files: list[int]) -> None:
         report = _Supervisor(request, channel, files).run()
     except OSError as error:
         report = Report(refused=str(error))
-    except (KeyError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - the edge of the process: the caller must know why there is no program
         report = Report(refused=f"{type(error).__name__}: {error}")
     report = Report(**{**report.__dict__, "seconds": time.monotonic() - began})
     with contextlib.suppress(OSError):  # the caller has gone

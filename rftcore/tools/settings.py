@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rftcore.sandbox.config import SandboxConfig
 from rftdata.errors import ConfigError
@@ -94,6 +104,14 @@ class SandboxEntry(ToolLimits):
     )
     prefix: str = Field("", description="Put before the names of its tools.")
 
+    @model_validator(mode="after")
+    def _commands_end_before_calls(self) -> SandboxEntry:
+        if self.timeout_s < self.sandbox.wall_s:
+            raise ValueError(
+                f"timeout_s ({self.timeout_s:g}) is less than sandbox.wall_s ({self.sandbox.wall_s:g}): a call would end before its command; raise it"
+            )
+        return self
+
 
 Entry = FunctionEntry | McpEntry | SandboxEntry
 
@@ -141,7 +159,7 @@ def _entry(entry: Any, defaults: ToolLimits) -> Entry:
         place = ".".join(str(part) for part in first["loc"] if part not in ("stdio", "http"))
         # The value of an MCP server may contain a key.
         raise ConfigError(
-            f"an entry of tools is not valid: {place}: {first['msg'].removeprefix('Value error, ')}",
+            f"an entry of tools is not valid: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}",
             value=None if "mcp" in given else entry,
         ) from error
     return checked

@@ -94,6 +94,7 @@ def test_tools_share_the_sandbox_of_a_rollout_and_no_other(sandbox: LocalSandbox
     ("entry", "message"),
     [
         ({"sandbox": {"wall": 1}}, "an entry of tools is not valid: sandbox.wall"),
+        ({"sandbox": {"wall_s": 60}}, r"timeout_s \(30\) is less than sandbox.wall_s \(60\)"),
         ({"sandbox": {}, "tools": ["python"]}, "an entry of tools is not valid: tools.0"),
         ({"sandbox": {}, "tool": "./x.py:f"}, "neither a function nor an MCP server nor a sandbox"),
     ],
