@@ -6,6 +6,7 @@ makes the file system, gives up all rights, and starts the program, whose end it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -101,8 +102,6 @@ def become_program(request: Request, work: str, files: list[int]) -> None:
     Args:
         files: open files that become 0, 1, 2, ….
     """
-    import fcntl
-
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD, 64) for file in files]
     for number, file in enumerate(moved):
         os.dup2(file, number, inheritable=True)

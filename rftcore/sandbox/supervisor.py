@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import sys
 import tempfile
 import time
 
@@ -29,7 +30,7 @@ from rftcore.sandbox.request import WORK_FOLDER, Report, Request, read_frame, wr
 _LOOK_S = 0.05
 _LOOK_DISK_S = 0.5
 _CHUNK = 65536
-_STARTED, _REFUSED = b"s", b"r"
+_STARTED, _REFUSED, _END = b"s", b"r", b"\0"
 
 
 def supervise(channel: int, files: list[int]) -> None:
@@ -204,7 +205,7 @@ class _Supervisor:
 
     def _report(self, status: bytes, group: ControlGroup | None) -> Report:
         if status.startswith(_REFUSED):
-            return Report(refused=status[1:].decode(errors="replace"))
+            return Report(refused=status[1:].partition(_END)[0].decode(errors="replace"))
         code = int(status[1:]) if status else None
         killed = self._killed
         if killed is None and group is not None and group.out_of_memory():
@@ -222,11 +223,9 @@ class _Supervisor:
 
 
 def _write_error(status: int) -> None:
-    import sys
-
     error = sys.exc_info()[1]
     with contextlib.suppress(OSError):
-        os.write(status, _REFUSED + str(error)[:2000].encode(errors="replace"))
+        os.write(status, _REFUSED + str(error)[:2000].encode(errors="replace") + _END)
 
 
 def _read_all(file: int) -> bytes:

@@ -75,10 +75,10 @@ def test_tools_share_the_sandbox_of_a_rollout_and_no_other(sandbox: LocalSandbox
                 names = [schema["function"]["name"] for schema in tools.box.schemas]
                 assert names == ["box_shell", "box_read_file", "box_write_file"]
                 calls = [
-                    ToolCall("box_shell", {"command": f"ls; touch {name}; cat a.txt"}, "1"),
-                    ToolCall("box_shell", {"command": "ls"}, "2"),
-                    ToolCall("box_read_file", {"path": "nothing"}, "3"),
-                    ToolCall("box_shell", {"line": "ls"}, "4"),
+                    ToolCall("box_shell", {"command": f"ls; touch {name}; cat a.txt"}, 1),
+                    ToolCall("box_shell", {"command": "ls"}, 2),
+                    ToolCall("box_read_file", {"path": "nothing"}, 3),
+                    ToolCall("box_shell", {"line": "ls"}, 4),
                 ]
                 found.append([result.text for result in await tools.run(calls)])
         return found
@@ -117,9 +117,9 @@ def test_an_environment_grades_what_the_policy_leaves() -> None:
             return step
 
     async def episodes() -> list[Any]:
-        look = ToolCall("shell", {"command": "cat notes.txt; grep -r 'f(3)' / --exclude-dir=proc -s | head"}, "1")
-        write = ToolCall("write_file", {"path": "solution.py", "text": "def f(x): return x * x"}, "2")
-        cheat = ToolCall("shell", {"command": "ln -s /etc/passwd solution.py"}, "3")
+        look = ToolCall("shell", {"command": "cat notes.txt; grep -rs 'f(3)' /work /tmp /etc | head"}, 1)
+        write = ToolCall("write_file", {"path": "solution.py", "text": "def f(x): return x * x"}, 2)
+        cheat = ToolCall("shell", {"command": "ln -s /etc/passwd solution.py"}, 3)
         return [await play(look, write, "Done."), await play(look, cheat, look), await play("Done."), await play(look)]
 
     right, cheated, nothing, open_ = asyncio.run(episodes())
