@@ -148,7 +148,9 @@ def test_code_that_takes_too_long_fails_what_it_did_not_finish() -> None:
         tests = unit_tests("def test_a(): assert f(0) == 0\ndef test_b(): assert f(1) == 1", None)
         outcomes = grade(sandbox, config, "def f(x):\n    while x: pass\n    return x", tests)
         assert [outcome.failure for outcome in outcomes] == [None, "it took too long"]
-        outcomes = grade(sandbox, config, "while True: print()", unit_tests([{"input": "", "output": ""}], None))
+        outcomes = grade(
+            sandbox, config, "while True: print('x' * 200_000)", unit_tests([{"input": "", "output": ""}], None)
+        )
         assert outcomes[0].failure == "exceeded its limit: output"
 
 
