@@ -68,7 +68,7 @@ class Requests:
     """The requests of one session."""
 
     def __init__(self) -> None:
-        self._all: list[Answering] = []
+        self._all: dict[Answering, str | None] = {}  # with their keys
         self._by_key: dict[str, Answering] = {}
 
     def submit(
@@ -98,14 +98,23 @@ class Requests:
         if earlier is not None:
             return earlier
         found = Answering(digest, begin(answer()), parts)
-        self._all.append(found)
+        self._all[found] = key
         if key is not None:
             self._by_key[key] = found
+        found.task.add_done_callback(lambda _: self._forget_failed(found))
         return found
+
+    def _forget_failed(self, ended: Answering) -> None:
+        """Forget a request that has failed, so that a program that repeats refused requests fills no memory."""
+        if ended.can_be_repeated:
+            return
+        key = self._all.pop(ended, None)
+        if key is not None and self._by_key.get(key) is ended:
+            del self._by_key[key]
 
     def cancel(self) -> None:
         """Cancel open requests."""
-        for each in self._all:
+        for each in list(self._all):
             each.task.cancel()
 
     @property

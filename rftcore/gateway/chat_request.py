@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rftcore.gateway.errors import ApiError
 
 MAX_N = 64
+MAX_STOPS = 64
+_MAX_ERRORS = 100
+_MAX_PARAM = 200
+# Parameters of the tokenizer, which would replace the template or what it returns.
+_NOT_OF_TEMPLATES = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages"),
+    *("padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs"),
+    *("tools", "truncation"),
+}
 
 
 def _nothing(value: Any) -> Any:
@@ -32,7 +41,7 @@ class TextPart(_Strict):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 _Nothing = Annotated[Any, AfterValidator(_nothing)]
 
 
@@ -66,7 +75,7 @@ class AssistantMessage(_Strict):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
     name: str | None = None
     refusal: _Nothing = None
     annotations: _Nothing = None
@@ -88,6 +97,14 @@ class Function(_Strict):
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _has_properties(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        properties = parameters.get("properties", {})
+        if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
+            raise ValueError("properties must be an object of JSON schemas")
+        return parameters
+
 
 class ToolSchema(_Strict):
     type: Literal["function"]
@@ -108,11 +125,11 @@ class ChatRequest(_Strict):
     """The body of a request for a chat completion."""
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ToolSchema] | None = None
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    tools: Annotated[list[ToolSchema], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -143,6 +160,21 @@ class ChatRequest(_Strict):
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @field_validator("stop")
+    @classmethod
+    def _are_few(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        texts = [stop] if isinstance(stop, str) else stop or []
+        if not all(texts) or len(texts) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} texts are allowed, none of them empty")
+        return stop
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _of_the_template(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if taken := sorted(_NOT_OF_TEMPLATES & set(given or {})):
+            raise ValueError(f"{taken[0]} is no variable of the chat template")
+        return given
 
     @property
     def longest(self) -> int | None:
@@ -177,8 +209,13 @@ def chat_request(body: Any) -> ChatRequest:
 
 
 def _refusal(error: ValidationError) -> ApiError:
+    if error.error_count() > _MAX_ERRORS:
+        return ApiError(400, f"the body has {error.error_count()} errors", code="invalid_value")
     # Of the errors of a union's members, the one that got farthest.
-    found = max(error.errors(include_url=False, include_context=False), key=lambda each: len(_place(each["loc"])))
+    found = max(
+        error.errors(include_url=False, include_context=False, include_input=False),
+        key=lambda each: len(_place(each["loc"])),
+    )
     param = _param(_place(found["loc"]))
     if found["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
@@ -199,4 +236,4 @@ def _param(places: Sequence[int | str]) -> str:
     text = ""
     for place in places:
         text += f"[{place}]" if isinstance(place, int) else f".{place}" if text else place
-    return text
+    return text[:_MAX_PARAM]

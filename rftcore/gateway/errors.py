@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from rftcore.engines.base import PromptTooLongError
@@ -58,6 +59,12 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, error.what, code="context_length_exceeded", param="messages")
     if isinstance(error, RftError):
         return ApiError(400, str(error))
-    if type(error).__module__.partition(".")[0] == "jinja2":
+    if _is_of_template(error):
         return ApiError(400, f"the model's chat template refuses the chat: {error}", param="messages")
     return ApiError(500, f"{type(error).__name__}: {error}", kind="server_error")
+
+
+def _is_of_template(error: Exception) -> bool:
+    """Return whether a chat template raised an error: one of its own, or of Python, such as for a schema that it cannot write."""
+    in_template = any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__))
+    return in_template or type(error).__module__.partition(".")[0] == "jinja2"

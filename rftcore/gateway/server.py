@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -42,7 +42,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self._sessions: dict[str, GatewaySession] = {}
-        self._ended: deque[str] = deque(maxlen=_NUM_ENDED)
+        self._ended: dict[str, None] = {}  # the keys of the last sessions, in their order
         # With this protocol asyncio sends small packets at once. Otherwise an answer waits 40 ms for the acknowledgement of its headers.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
@@ -75,7 +75,9 @@ class Gateway:
         """Close a session and refuse its key."""
         session.close()
         if self._sessions.pop(session.key, None) is not None:
-            self._ended.append(session.key)
+            self._ended[session.key] = None
+            if len(self._ended) > _NUM_ENDED:
+                del self._ended[next(iter(self._ended))]
 
     async def close(self) -> None:
         """End the server; called in its event loop."""
@@ -97,6 +99,8 @@ class Gateway:
     async def _app(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
+            if sum(name == b"host" for name, _ in scope["headers"]) != 1:
+                raise ApiError(400, "a request needs one header Host", code="forbidden_host")
             session, route = self._routed(scope["path"], headers)
             if route == "/chat/completions":
                 _refuse_method(scope["method"], "POST")
@@ -113,8 +117,10 @@ class Gateway:
         Raises:
             ApiError: the key is not known, or there is no such path.
         """
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if host not in _HOSTS:  # a page in a browser may resolve a name of its own to this address
+        host = headers["host"]
+        if (
+            host.removesuffix(f":{self._port}") not in _HOSTS
+        ):  # a page in a browser may resolve a name of its own to this address
             raise ApiError(403, f"the host {host!r} is not served here", code="forbidden_host")
         key = headers.get("authorization", "").removeprefix("Bearer ").strip()
         if path.startswith("/s/"):
@@ -151,9 +157,8 @@ async def _complete(session: GatewaySession, headers: Mapping[str, str], receive
     body = await _body(headers, receive)
     if body is None:
         return
-    retries = headers.get("x-stainless-retry-count", "0")
     answering = session.submit(
-        body, key=headers.get("idempotency-key"), num_retries=int(retries) if retries.isdigit() else 0
+        body, key=headers.get("idempotency-key"), num_retries=_number(headers.get("x-stainless-retry-count", "0"))
     )
     answering.attach()
     disconnected = asyncio.ensure_future(receive())  # after the body, this ends with the connection
@@ -232,8 +237,7 @@ async def _body(headers: Mapping[str, str], receive: _Receive) -> bytes | None:
         ApiError: it is too long.
     """
     too_long = ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="request_too_large")
-    length = headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+    if _number(headers.get("content-length", "0")) > MAX_BODY_BYTES:
         raise too_long
     parts, size = [], 0
     while True:
@@ -246,6 +250,11 @@ async def _body(headers: Mapping[str, str], receive: _Receive) -> bytes | None:
             raise too_long
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _number(text: str) -> int:
+    """Return the number of a header; 0 if it is none."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
 def _refuse_method(method: str, allowed: str) -> None:

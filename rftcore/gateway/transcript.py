@@ -15,6 +15,7 @@ from rftcore.gateway.chat_request import AssistantMessage, ChatMessage, Content,
 from rftcore.gateway.errors import ApiError
 from rftcore.gateway.parts import continued
 from rftcore.tools.calls import ToolCall
+from rftcore.tools.formats.json_text import InvalidJsonError, decoded_object
 from rftcore.workflows.chat_encoding import Message, copied
 from rftcore.workflows.task import Turn
 from rftcore.workflows.tool_dialogue import ToolDialogue
@@ -52,6 +53,7 @@ class Transcript:
             ConfigError: see `dialogue`.
         """
         chat: list[Message] = []
+        answered: set[str] = set()  # the calls of the last answer
         place = 0
         while place < len(messages):
             message = messages[place]
@@ -60,9 +62,13 @@ class Transcript:
                 end = next(
                     (i for i in range(place, len(messages)) if not isinstance(messages[i], ToolMessage)), len(messages)
                 )
-                chat += self._results(messages[place:end], place, chat, dialogue)
+                self._refuse_strangers(messages[place:end], place, answered)
+                chat += self._results(messages[place:end], chat, dialogue)
                 place = end
                 continue
+            answered = (
+                {call.id for call in message.tool_calls or ()} if isinstance(message, AssistantMessage) else set()
+            )
             chat.append(self._answer(message, place) if isinstance(message, AssistantMessage) else _told(message))
             place += 1
         if dialogue is not None:
@@ -121,31 +127,38 @@ class Transcript:
         assert message.tool_calls is not None
         call = message.tool_calls[number]
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
+            text = call.function.arguments.strip() or "{}"
+            arguments, end = decoded_object(text, 0)
+            if end < len(text):
+                raise InvalidJsonError("more follows the JSON object")
+        except InvalidJsonError as error:
             param = f"messages[{place}].tool_calls[{number}].function.arguments"
-            raise ApiError(400, f"Invalid value for {param!r}: it is no JSON object", param=param, code="invalid_value")
-        internal, _ = self._calls.setdefault(call.id, (f"call{number:05d}", call.function.name))
+            raise ApiError(400, f"Invalid value for {param!r}: {error}", param=param, code="invalid_value") from None
+        internal, _ = self._calls.get(call.id, (f"call{number:05d}", ""))
+        self._calls[call.id] = internal, call.function.name
         return {"id": internal, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
-    def _results(
-        self, messages: Sequence[ChatMessage], place: int, chat: list[Message], dialogue: ToolDialogue
-    ) -> list[Message]:
-        found: list[tuple[str, str, str]] = []
+    def _refuse_strangers(self, messages: Sequence[ChatMessage], place: int, answered: set[str]) -> None:
+        """Refuse results of calls that the answer before them does not have.
+
+        Raises:
+            ApiError: which.
+        """
         for number, message in enumerate(messages, place):
-            assert isinstance(message, ToolMessage)
-            if message.tool_call_id not in self._calls or not chat or chat[-1]["role"] != "assistant":
+            if isinstance(message, ToolMessage) and message.tool_call_id not in answered:
                 param = f"messages[{number}].tool_call_id"
-                raise ApiError(
-                    400,
-                    f"Invalid value for {param!r}: no call before it has this id",
-                    param=param,
-                    code="invalid_value",
-                )
-            found.append((*self._calls[message.tool_call_id], _text(message.content)))
-        return dialogue.results(chat[-1], found)
+                what = f"Invalid value for {param!r}: the answer before it has no call with this id"
+                raise ApiError(400, what, param=param, code="invalid_value")
+
+    def _results(self, messages: Sequence[ChatMessage], chat: list[Message], dialogue: ToolDialogue) -> list[Message]:
+        return dialogue.results(
+            chat[-1],
+            [
+                (*self._calls[message.tool_call_id], _text(message.content))
+                for message in messages
+                if isinstance(message, ToolMessage)
+            ],
+        )
 
 
 def _describe_tools(chat: list[Message], dialogue: ToolDialogue) -> None:
@@ -178,5 +191,5 @@ def _key(message: AssistantMessage) -> str:
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

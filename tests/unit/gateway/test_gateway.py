@@ -224,7 +224,7 @@ def test_limits_and_formats_of_requests_hold_and_the_sampling_is_the_runs() -> N
         (
             {"messages": [*HELLO, {"role": "tool", "tool_call_id": "x", "content": "a"}]},
             "messages[1].tool_call_id",
-            "no call before it",
+            "has no call with this id",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
         ({"tools": [ADD], "parallel_tool_calls": False}, "parallel_tool_calls", "false is not supported"),
