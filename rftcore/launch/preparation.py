@@ -9,6 +9,7 @@ from typing import Any
 from rftcore.checks.algorithm import check_steps
 from rftcore.checks.selections import planned_steps, select_source
 from rftcore.config.run import RunConfig
+from rftcore.pipeline.panels import check_panels
 from rftcore.pipeline.suggestions import check_suggestions
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
@@ -132,6 +133,7 @@ def _load(resolved: ResolvedRun, buffer: Buffer, report: Callable[[str], object]
         report(f"the kind of label {made.kind} {what}")
     check_kinds(buffer.database, resolved.experience_chain.label_kinds)
     check_suggestions(buffer, resolved.experience_chain)
+    check_panels(buffer, resolved.experience_chain)
     load_tasks(resolved, buffer)
 
 

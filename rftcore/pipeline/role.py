@@ -17,6 +17,7 @@ from rftcore.config.run import RunConfig
 from rftcore.pipeline.blocking_group import setting_aside_blocking_group, with_blocking_report
 from rftcore.pipeline.created_groups import CreatedGroups
 from rftcore.pipeline.group_decisions import decide_groups
+from rftcore.pipeline.panels import check_panels
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.suggestions import Suggestions
@@ -135,9 +136,10 @@ def register_stages(buffer: Buffer, chain: Chain, version: str | None = None) ->
     """Store the stages of a version, and the kinds of labels that they read.
 
     Raises:
-        ConfigError: the version already has other stages, or there is no such kind of label.
+        ConfigError: the version already has other stages, there is no such kind of label, or see `check_panels`.
     """
     if version is None and chain.version == NO_PIPELINE:
         return
+    check_panels(buffer, chain)
     stages = json.loads(json.dumps([{stage.name: stage.operator.spec()} for stage in chain.stages], default=str))
     register_version(buffer.database, version or chain.version, chain.version, stages, chain.label_kinds)

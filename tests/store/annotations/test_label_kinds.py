@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,11 +89,23 @@ def test_a_run_defines_the_kinds_of_its_configuration_and_says_what_is_new(buffe
 
 
 @pytest.mark.usefixtures("beside_a_model")
-def test_a_run_whose_stages_read_or_suggest_an_unknown_kind_is_not_created(buffer: Buffer) -> None:
+def test_a_run_whose_stages_read_or_suggest_an_unknown_kind_or_ask_for_a_wrong_one_is_not_created(
+    buffer: Buffer,
+) -> None:
     Path("sums.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
     judge = {"endpoint": {"url": "http://localhost/v1", "model": "m"}, "suggests": "quality"}
-    for stage in ({"threshold": {"column": "label_helpfull.mean", "min": 1}}, {"llm_judge": judge}):
-        labels = {"kinds": [{"kind": "helpful", "type": "bool"}]}
-        with pytest.raises(ConfigError, match=r"kind of label.*allowed: helpful"):
+    stages: list[dict[str, Any]] = [
+        {"threshold": {"column": "label_helpfull.mean", "min": 1}},
+        {"llm_judge": judge},
+        {"human_review": {"kind": "polite"}},
+        {"human_review": {"kind": "tone", "passing": ["kind"]}},
+        {"human_review": {"kind": "best"}},
+    ]
+    tone = {"kind": "tone", "type": "choice", "spec": {"choices": ["friendly", "rude"]}}
+    for stage in stages:
+        labels = {
+            "kinds": [{"kind": "best", "type": "ranking", "target": "group"}, {"kind": "helpful", "type": "bool"}, tone]
+        }
+        with pytest.raises(ConfigError, match=r"kind of label.*allowed: best, helpful, tone"):
             prepare_run(resolved(labels=labels, pipelines={"experience": [stage]}), buffer)
     assert buffer.runs() == []

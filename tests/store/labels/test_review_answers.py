@@ -91,6 +91,32 @@ def test_a_reward_that_was_set_before_the_answer_and_not_by_it_stays(asked: rftd
     assert reward(asked, 1) == 0.5 and reviews.review(asked, 1)["answer"] is None
 
 
+def written_anew(buffer: rftdata.Buffer) -> None:
+    """Write all labels and reviews again in one transaction, as the restoring of a backup does."""
+    with buffer.database.transaction() as connection:
+        for table, column in (("rft.label", "reason"), ("rft.review", "question")):
+            connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+            connection.execute(f"UPDATE {table} SET {column} = {column}")
+            connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+
+
+def test_after_a_backup_was_restored_an_answer_takes_its_own_reward_back_and_no_other(asked: rftdata.Buffer) -> None:
+    answered = reviews.answer(asked, given(reward=0.25), author="ada")
+    reviews.withdraw(asked, answered, author="ada")
+    labels.set_rewards(asked, {1: 0.5}, author="bob")  # answers it, too
+    reviews.withdraw(asked, reviews.AnswerReceipt(1, None), author="ada")
+    before = reward(asked, 1)
+    newest = reviews.review(asked, 1)["label_id"]
+    reviews.answer(asked, given(seen_label_id=newest), author="ada")  # keeps the reward as it is
+    written_anew(asked)
+    reviews.withdraw(asked, reviews.AnswerReceipt(1, None), author="ada")
+    assert reward(asked, 1) == before and reviews.review(asked, 1)["label_id"] == newest
+    reviews.answer(asked, given(reward=0.75, seen_label_id=newest), author="ada")
+    written_anew(asked)
+    reviews.withdraw(asked, reviews.AnswerReceipt(1, None), author="ada")
+    assert reward(asked, 1) == before and reviews.review(asked, 1)["answer"] is None
+
+
 def test_a_receipt_of_an_earlier_answer_withdraws_nothing(asked: rftdata.Buffer) -> None:
     earlier = reviews.answer(asked, given(reward=0.125), author="ada")
     reviews.withdraw(asked, earlier, author="ada")

@@ -9,12 +9,15 @@ ALTER TABLE rft.review
     ADD COLUMN rule rft.answer_rule,
     ADD COLUMN least double precision,
     ADD COLUMN passing text[],
+    ADD COLUMN reward_label_id bigint,
     ADD CHECK (kind IS NOT NULL OR wanted = 1);
 COMMENT ON COLUMN rft.review.kind IS 'Kind of label (bool, number or choice, about an experience) whose annotations answer it; NULL: answered by UPDATE or by a reward.';
 COMMENT ON COLUMN rft.review.wanted IS 'How many accounts must annotate before the rule decides; 1 without a kind.';
 COMMENT ON COLUMN rft.review.rule IS 'How the answer follows from the annotations; NULL without a kind. An adjudication decides alone.';
 COMMENT ON COLUMN rft.review.least IS 'An annotation passes if its number is at least this; true is 1, false is 0.';
 COMMENT ON COLUMN rft.review.passing IS 'Choices that pass; NULL for numbers and bool.';
+
+COMMENT ON COLUMN rft.review.reward_label_id IS 'The label whose reward was the answer, which is undone with it; NULL if there is no answer, or another one.';
 
 -- What people say counts once per account: their newest annotation that stands.
 CREATE FUNCTION rft.review_decision(w rft.review) RETURNS rft.review_answer
@@ -40,6 +43,19 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.review_decision(rft.review) IS 'Returns the answer that follows from the annotations of a review with a kind; NULL while too few stand, or while an adjudication is missing.';
 
+CREATE FUNCTION rft.why_wrong_panel(of_kind text, of_rule rft.answer_rule, of_passing text[]) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE
+        WHEN k.kind IS NULL THEN 'does not exist or was retired'
+        WHEN k.target <> 'experience' THEN format('is about a %s; a review needs one about an experience', k.target)
+        WHEN k.type NOT IN ('bool', 'number', 'choice') THEN format('is of the type %s; a review needs bool, number or choice', k.type)
+        WHEN k.type = 'choice' AND (of_passing IS NULL OR of_rule = 'mean') THEN 'is of the type choice: name the choices that pass, and another rule than mean'
+        WHEN k.type = 'choice' AND NOT (k.spec -> 'choices') ?& of_passing THEN format('has the choices %s; those that pass must be among them', k.spec ->> 'choices') END
+    FROM (SELECT) one LEFT JOIN rft.v_label_kind k ON k.kind = of_kind
+$$;
+COMMENT ON FUNCTION rft.why_wrong_panel(text, rft.answer_rule, text[]) IS 'Returns why annotations of a kind cannot answer a review, as the end of the sentence "the kind of label …"; NULL if they can.';
+
 CREATE FUNCTION rft.check_review() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -51,12 +67,7 @@ BEGIN
         RETURN NEW;
     END IF;
     SELECT v.* INTO k FROM rft.label_kind v WHERE v.kind = NEW.kind AND v.retired_at IS NULL ORDER BY v.version DESC LIMIT 1;
-    problem := CASE
-        WHEN k.kind IS NULL THEN 'does not exist or was retired'
-        WHEN k.target <> 'experience' THEN format('is about a %s; a review needs one about an experience', k.target)
-        WHEN k.type NOT IN ('bool', 'number', 'choice') THEN format('is of the type %s; a review needs bool, number or choice', k.type)
-        WHEN k.type = 'choice' AND (NEW.passing IS NULL OR NEW.rule = 'mean') THEN 'is of the type choice: name the choices that pass, and another rule than mean'
-        WHEN k.type = 'choice' AND NOT (k.spec -> 'choices') ?& NEW.passing THEN format('has the choices %s; those that pass must be among them', k.spec ->> 'choices') END;
+    problem := rft.why_wrong_panel(NEW.kind, NEW.rule, NEW.passing);
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION 'review "%": the kind of label "%" %', NEW.name, NEW.kind, problem
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Correct the stage human_review, or define the kind: rft label kind define.';
@@ -96,7 +107,7 @@ BEGIN
        IS DISTINCT FROM
        (OLD.review_id, OLD.experience_id, OLD.group_id, OLD.run_id, OLD.name, OLD.question, OLD.otherwise, OLD.asked_at, OLD.deadline,
         OLD.kind, OLD.wanted, OLD.rule, OLD.least, OLD.passing)
-       OR (NEW.answer_id IS DISTINCT FROM OLD.answer_id AND pg_trigger_depth() = 1) THEN
+       OR ((NEW.answer_id, NEW.reward_label_id) IS DISTINCT FROM (OLD.answer_id, OLD.reward_label_id) AND pg_trigger_depth() = 1) THEN
         RAISE EXCEPTION 'only the answer of a review can be changed (review %)', OLD.review_id
             USING HINT = 'UPDATE rft.review SET answer = ''pass'' WHERE review_id = …';
     END IF;
@@ -112,6 +123,9 @@ BEGIN
                 USING HINT = CASE WHEN OLD.answer = 'drop' THEN 'It stays dropped, and a corrected reward does not bring it back.'
                     ELSE 'A reward can still be corrected: UPDATE rft.experience SET reward = … WHERE experience_id = …' END;
         END IF;
+        IF NEW.reward_label_id IS NOT DISTINCT FROM OLD.reward_label_id THEN
+            NEW.reward_label_id := NULL;
+        END IF;
         NEW.author := coalesce(nullif(current_setting('rft.author', true), ''), session_user);
         NEW.session_user_name := session_user;
         NEW.answered_at := rft.clock();
@@ -120,13 +134,14 @@ BEGIN
 END
 $$;
 
--- As before, for reviews without a kind.
+-- As before, for reviews without a kind. The label is recorded, so that it can be undone with the answer, after a backup was restored, too.
 CREATE OR REPLACE FUNCTION rft.answer_by_label() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE rft.review w SET answer = 'pass'
-    FROM new_labels l WHERE w.experience_id = l.experience_id AND w.kind IS NULL AND w.answer IS NULL AND rft.clock() < w.deadline;
+    UPDATE rft.review w SET answer = 'pass', reward_label_id = l.label_id
+    FROM (SELECT n.experience_id, max(n.label_id) AS label_id FROM new_labels n GROUP BY 1) l
+    WHERE w.experience_id = l.experience_id AND w.kind IS NULL AND w.answer IS NULL AND rft.clock() < w.deadline;
     RETURN NULL;
 END
 $$;

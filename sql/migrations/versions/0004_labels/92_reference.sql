@@ -39,6 +39,7 @@ AS $$
         ('question', 'group_id', 'rollout_group', 'group_id'),
         ('review', 'experience_id', 'experience', 'experience_id'),
         ('review', 'group_id', 'rollout_group', 'group_id'),
+        ('review', 'reward_label_id', 'label', 'label_id'),
         ('rollout', 'group_id', 'rollout_group', 'group_id'),
         ('rollout_group', 'run_id', 'run', 'run_id'),
         ('rollout_group', 'task_id', 'task', 'task_id'),
