@@ -29,7 +29,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 
 _WARM_UP = 10
-_ITEM = re.compile(r'data-item-id="(\d+)" data-cursor="([^"]+)" data-seen="(\d*)"')
+_ITEM = re.compile(r'data-item-id="(\d+)" data-cursor="[^"]+" data-question="\d+" data-seen="(\d*)"')
 _KEYS = ("1", "0", "Enter", "d")
 
 
@@ -63,10 +63,9 @@ def measure_server(server: StudioServer, buffer: Buffer, num: int) -> dict[str, 
         return result
 
     with signed_in(server) as client:
-        cursor = ""
         for i in range(_WARM_UP + num):
-            page = timed("next", partial(client.get, "/review/items", params={"count": 1, "cursor": cursor}))
-            item, cursor, seen = _ITEM.findall(page.text)[0]
+            page = timed("next", partial(client.post, "/review/claim", data={"count": 1}))
+            item, seen = _ITEM.findall(page.text)[0]
             fields = {"item": item, "choice": "pass", "reward": str(i % 2), "seen": seen}
             timed("answer", partial(client.post, "/review/answer", data=fields)).raise_for_status()
             timed("page", lambda: client.get("/sign-in"))

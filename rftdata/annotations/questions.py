@@ -90,9 +90,14 @@ def release(buffer: Buffer, question_ids: Sequence[int]) -> int:
 
 
 def skip(buffer: Buffer, question_id: int, *, is_skipped: bool = True) -> bool:
-    """Move a question to the end of the account's queue, or back to its place; return whether it was moved."""
+    """Move a question to the end of the account's queue, or back to its place, which leases it if it is free; return whether it was moved."""
     rows = buffer.database.fetch("skip_question", question_id=question_id, is_skipped=is_skipped)
     return bool(rows[0]["is_done"])
+
+
+def skipped(buffer: Buffer, queue: str, *, run_id: int | None = None) -> list[Row]:
+    """Return the open questions of a queue that the account has skipped, the newest first: `question_id` and `target_id`."""
+    return buffer.database.fetch("skipped_questions", queue=queue, run_id=run_id)
 
 
 def disagreements(buffer: Buffer, kind: str, *, run_id: int | None = None, limit: int = 50) -> list[Row]:

@@ -22,6 +22,10 @@ SELECT rft.release_questions(%(question_ids)s::bigint[]) AS n;
 -- Move a question to the end of the account's queue, or back.
 SELECT CASE WHEN %(is_skipped)s THEN rft.skip_question(%(question_id)s) ELSE rft.unskip_question(%(question_id)s) END AS is_done;
 
+-- name: skipped_questions (read)
+-- What this account has skipped in a queue, the newest first.
+SELECT question_id, target_id FROM rft.skipped_questions(%(queue)s, %(run_id)s);
+
 -- name: answers_of_people (read)
 -- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others; of others
 -- what stands.

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rftcore.studio.chats import chat_parts
+from rftcore.studio.claims import MOST_AT_ONCE, claimed
 from rftcore.studio.failures import NotFoundError
 from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
@@ -29,8 +30,6 @@ from rftdata.reports.stored_rollouts import stored_experience
 
 PAGE = Page("Label", "/label", order=20)
 router = APIRouter()
-_MOST_AT_ONCE = 10
-_MOST_HELD = 200
 _MOST_ANSWERS = 9
 _NONE_DONE = {"mine": 0, "num_all": 0}
 _QUEUES = {
@@ -77,7 +76,7 @@ def label_page(visit: Visit, kind: str, run: str = "") -> Response:
 def label_items(visit: Visit, kind: str, count: int = 3, cursor: str = "", run: str = "") -> Response:
     """Return the next items of the queue after one."""
     found, after = _kind(visit, kind), whole_from(cursor) or 0
-    rows = _queue(visit, found, after, min(max(count, 1), _MOST_AT_ONCE), _run_id(visit, run))
+    rows = _queue(visit, found, after, min(max(count, 1), MOST_AT_ONCE), _run_id(visit, run))
     return _items(visit, found, [(row, None) for row in rows])
 
 
@@ -85,9 +84,7 @@ def label_items(visit: Visit, kind: str, count: int = 3, cursor: str = "", run: 
 def claim(visit: Visit, kind: str, fields: FormFields) -> Response:
     """Return the next questions, leased to the account, and renew those that the page holds."""
     found, run_id = _kind(visit, kind), _run_id(visit, fields.get("run", ""))
-    holding = [whole_from(each) or 0 for each in fields.get("holding", "").split(",") if each][:_MOST_HELD]
-    count = min(whole_from(fields.get("count", "")) or 0, _MOST_AT_ONCE)
-    claims = questions.claim(visit.buffer, kind, count, run_id=run_id, holding=holding)
+    claims = claimed(visit, kind, whole_from(fields.get("count", "")) or 0, run_id, fields.get("holding", ""))
     return _items(visit, found, [(_row(visit, found, each.target_id), each.question_id) for each in claims])
 
 
@@ -95,6 +92,13 @@ def claim(visit: Visit, kind: str, fields: FormFields) -> Response:
 def skip(visit: Visit, kind: str, fields: FormFields) -> Response:
     """Move a question to the end of the account's queue."""
     moved = questions.skip(visit.buffer, whole_from(fields.get("question", "")) or 0)
+    return JSONResponse({"kind": kind, "is_moved": moved})
+
+
+@router.post("/label/{kind}/unskip")
+def unskip(visit: Visit, kind: str, fields: FormFields) -> Response:
+    """Move a question back to its place in the account's queue."""
+    moved = questions.skip(visit.buffer, whole_from(fields.get("question", "")) or 0, is_skipped=False)
     return JSONResponse({"kind": kind, "is_moved": moved})
 
 
@@ -108,7 +112,9 @@ def label_item(visit: Visit, kind: str, target_id: int) -> Response:
 @router.get("/label/{kind}/progress")
 def label_progress(visit: Visit, kind: str) -> Response:
     """Return how many targets are labelled."""
-    return visit.render("label_progress.html", done=next(iter(visit.fetch("studio_annotated", kind=kind)), _NONE_DONE))
+    skipped = questions.skipped(visit.buffer, kind) if visit.session.may_label else []
+    done = next(iter(visit.fetch("studio_annotated", kind=kind)), _NONE_DONE)
+    return visit.render("label_progress.html", done=done, kind=_kind(visit, kind), skipped=skipped)
 
 
 @router.post("/label/{kind}/answer")

@@ -1,7 +1,8 @@
 """`/review`: one question after another to a person (stage human_review), for hands that stay on the keyboard.
 
-The browser keeps the next items ready and sends answers one after another (static/queue.js), so no reader waits for the database. An item carries what
-its reader saw, and `rftdata.reviews` stores an answer only if that still holds.
+The browser keeps the next items ready and sends answers one after another (static/queue.js), so no reader waits for the database. An account that may
+answer claims its items by lease, as in the queues of labels (`rftdata.annotations.questions`); one that may only look walks through what waits. An item
+carries what its reader saw, and `rftdata.reviews` stores an answer only if that still holds.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from fastapi import APIRouter, Form
 from fastapi.responses import JSONResponse, Response
 
 from rftcore.studio.chats import chat_parts
+from rftcore.studio.claims import MOST_AT_ONCE, claimed
 from rftcore.studio.numbers import number_from, whole_from
 from rftcore.studio.page import Page
 from rftcore.studio.visits import Visit, VisitOf
 from rftdata import reviews
+from rftdata.annotations import questions
 from rftdata.annotations.comments import num_comments
 from rftdata.errors import QueryError
 
 PAGE = Page("Review", "/review", order=10)
 router = APIRouter()
-_MOST_AT_ONCE = 10
 _LONGEST_REASON = 20_000
 
 
@@ -30,15 +32,45 @@ _LONGEST_REASON = 20_000
 def review_page(visit: Visit, run: str | None = None) -> Response:
     """Show the page, which then asks for items."""
     _run_id(visit, run)
-    return visit.render("review.html", run=run or "", runs=visit.fetch("studio_runs_with_reviews"))
+    runs = visit.fetch("studio_runs_with_reviews")
+    return visit.render("review.html", run=run or "", runs=runs, claims=visit.session.may_label)
 
 
 @router.get("/review/items")
 def review_items(visit: Visit, count: int = 3, cursor: str = "", run: str | None = None) -> Response:
     """Return the next items of the queue after a place."""
     place, run_id = _place(cursor), _run_id(visit, run)
-    rows = reviews.next_reviews(visit.buffer, min(max(count, 1), _MOST_AT_ONCE), after=place, run_id=run_id)
+    rows = reviews.next_reviews(visit.buffer, min(max(count, 1), MOST_AT_ONCE), after=place, run_id=run_id)
     return visit.render("review_items.html", items=_with_texts(visit, rows))
+
+
+@router.post("/review/claim")
+def claim(
+    visit: Visit,
+    count: Annotated[int, Form()] = 0,
+    run: Annotated[str, Form()] = "",
+    holding: Annotated[str, Form()] = "",
+) -> Response:
+    """Return the next reviews, leased to the account, and renew those that the page holds."""
+    claims = claimed(visit, questions.REVIEWS, count, _run_id(visit, run), holding)
+    found = visit.fetch("claimed_reviews", review_ids=[each.review_id for each in claims])
+    rows = {row["review_id"]: row for row in found}
+    with_question = [
+        {**rows[each.review_id], "question_id": each.question_id} for each in claims if each.review_id in rows
+    ]
+    return visit.render("review_items.html", items=_with_texts(visit, with_question))
+
+
+@router.post("/review/skip")
+def skip(visit: Visit, question: Annotated[str, Form()]) -> Response:
+    """Move a review to the end of the account's queue."""
+    return JSONResponse({"is_moved": questions.skip(visit.buffer, whole_from(question) or 0)})
+
+
+@router.post("/review/unskip")
+def unskip(visit: Visit, question: Annotated[str, Form()]) -> Response:
+    """Move a review back to its place."""
+    return JSONResponse({"is_moved": questions.skip(visit.buffer, whole_from(question) or 0, is_skipped=False)})
 
 
 @router.get("/review/item/{review_id}")
@@ -50,7 +82,9 @@ def review_item(visit: Visit, review_id: int) -> Response:
 @router.get("/review/progress")
 def review_progress(visit: Visit, run: str | None = None) -> Response:
     """Return how far the queue is."""
-    return visit.render("review_progress.html", progress=reviews.progress(visit.buffer, _run_id(visit, run)))
+    run_id = _run_id(visit, run)
+    skipped = questions.skipped(visit.buffer, questions.REVIEWS, run_id=run_id) if visit.session.may_label else []
+    return visit.render("review_progress.html", progress=reviews.progress(visit.buffer, run_id), skipped=skipped)
 
 
 @router.post("/review/answer")
@@ -106,6 +140,7 @@ def _with_texts(visit: VisitOf, rows: list[dict[str, Any]]) -> list[dict[str, An
     return [
         {
             **texts[row["experience_id"]],
+            "question_id": None,
             **row,
             "num_comments": num.get(row["experience_id"], 0),
             "label_id": texts[row["experience_id"]]["label_id"],

@@ -1,6 +1,5 @@
 // One event stream per tab. An event says only that something may have changed: elements with data-live fetch again what they show.
-let stream = null;
-let hidden = null;
+let stream, hidden;
 
 function open() {
   if (stream || !document.body.dataset.events) return;

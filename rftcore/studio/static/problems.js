@@ -1,7 +1,6 @@
-// Messages about what did not work.
-export function problem(text) {
-  const line = document.createElement("p");
-  line.className = "problem";
-  line.textContent = text;
-  document.getElementById("problems").replaceChildren(line);
+// Messages: what did not work, and under "state" what has happened.
+export function problem(text, place = "problems", className = "problem") {
+  const line = Object.assign(document.createElement("p"), { className, textContent: text });
+  document.getElementById(place).replaceChildren(line);
+  return line;
 }

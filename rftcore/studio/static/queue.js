@@ -1,6 +1,6 @@
 // A queue of items to judge (/review, /label/KIND, /compare). The next items are fetched ahead, so a key shows the next one at once while the
 // answer is sent behind it. A button answers with the fields of data-answer (JSON), a form with data-answer-form with its own.
-import { MOST_UNDONE, takeBack, write } from "./writes.js";
+import { HEADERS, MOST_UNDONE, takeBack, write } from "./writes.js";
 import { problem } from "./problems.js";
 
 const place = document.getElementById("queue");
@@ -12,14 +12,14 @@ const ready = []; // items fetched ahead, in order
 let current = null;
 let cursor = ""; // place in the queue after the last fetched item
 let isAtEnd = false;
-let hasSkipped = false;
 let fetching = null;
 let done = JSON.parse(sessionStorage.getItem(DONE) || "[]"); // answers of this tab, newest last
 const undone = [];
 const shown = new Map(); // item -> article, for the newest answers
-const answered = new Set(done.map((each) => each.fields.item));
+const answered = new Set(done.filter((each) => each.answer).map((each) => each.fields.item));
 let since = 0;
 const isClaiming = place?.dataset.claims !== undefined; // questions are leased to this account
+let renewed = Date.now(); // when leases were last extended
 const skipped = new Set(); // questions that come again at the end
 
 async function items(url, request) {
@@ -31,11 +31,20 @@ async function items(url, request) {
 }
 
 // The next questions; those that this page holds are renewed.
-function claim(count) {
+async function claim(count) {
   const held = [current, ...ready].map((each) => each?.dataset.question).filter(Boolean);
   const body = new URLSearchParams({ count, run: place.dataset.run, holding: [...held, ...skipped].join(",") });
-  const { token, identity } = document.body.dataset;
-  return items(`${place.dataset.path}/claim`, { method: "POST", headers: { "X-Studio-Token": token, "X-Studio-Identity": identity }, body });
+  const found = await items(`${place.dataset.path}/claim`, { method: "POST", headers: HEADERS, body });
+  renewed = Date.now();
+  return found;
+}
+
+// After a time without a connection the leases have ended, and what was fetched ahead may be with others.
+function renew() {
+  if (Date.now() - renewed < 290_000) return claim(0); // ms, a little less than a lease
+  ready.length = 0;
+  if (current) say(place.dataset.lapsed);
+  return fetchAhead();
 }
 
 function fetchAhead() {
@@ -62,9 +71,9 @@ function show(article) {
   for (const each of actions.querySelectorAll("[data-answer], [data-answer-form] button, #skip")) each.disabled = !article;
   for (const form of actions.querySelectorAll("form")) form.reset();
   document.getElementById("reason").value = "";
-  if (article) document.dispatchEvent(new CustomEvent("studio:item", { detail: article }));
   since = performance.now();
   if (article) {
+    document.dispatchEvent(new CustomEvent("studio:item", { detail: article }));
     scrollTo({ top: 0 });
     article.focus({ preventScroll: true });
   }
@@ -86,8 +95,7 @@ async function next() {
       skipped.clear();
       isAtEnd = false;
       while (!ready.length && !isAtEnd) await fetchAhead();
-      if (ready.length && hasSkipped) say(place.dataset.again);
-      hasSkipped = false;
+      if (ready.length && done.some((each) => !each.answer)) say(place.dataset.again);
     }
     if (!current) ready.length ? await next() : show(null);
   } catch {
@@ -97,9 +105,7 @@ async function next() {
 }
 
 function say(text) {
-  const line = document.createElement("p");
-  line.textContent = text;
-  document.getElementById("state").replaceChildren(line);
+  const line = problem(text, "state", "");
   setTimeout(() => line.remove(), 4000);
 }
 
@@ -112,10 +118,9 @@ function remember() {
 function submit(answer) {
   const article = current;
   if (!article) return;
-  const id = article.dataset.itemId;
-  const { seen, version, shown: order } = article.dataset;
+  const { itemId: id, question, seen, version, shown: order } = article.dataset;
   const reason = document.getElementById("reason").value;
-  const fields = { reason, ...answer, item: id, seen, version, shown: order, seconds: ((performance.now() - since) / 1000).toFixed(1) };
+  const fields = { reason, ...answer, item: id, question, seen, version, shown: order, seconds: ((performance.now() - since) / 1000).toFixed(1) };
   const entry = { answer: { reason, ...answer }, fields };
   answered.add(id);
   shown.set(id, article);
@@ -136,21 +141,23 @@ function submit(answer) {
 async function undo() {
   const entry = done.pop();
   if (!entry) return say(place.dataset.nothingToUndo);
-  const id = entry.fields.item;
-  const again = async (article) => {
-    answered.delete(id);
+  const { item, question } = entry.fields;
+  const back = async (article) => {
+    answered.delete(item);
     if (current) ready.unshift(current);
-    show(article || (await items(`${place.dataset.path}/item/${id}`))[0]);
-    undone.push(entry);
+    const held = isClaiming && !article ? await claim(AHEAD) : []; // it comes with its lease
+    show(article || held.find((each) => each.dataset.itemId === item) || (await items(`${place.dataset.path}/item/${item}`))[0]);
+    if (entry.answer) undone.push(entry);
     say(place.dataset.undone);
   };
-  if (takeBack(entry.key)) return again(shown.get(id));
-  const fields = { item: id, label_batch_id: { of: entry.key, name: "label_batch_id" } };
-  write(`${place.dataset.path}/undo`, fields, (_, refusal) => {
-    if (refusal) problem(`${place.dataset.notStored}: ${refusal.problem}`);
-    else again(null).catch(() => problem(document.body.dataset.offline));
-  });
+  skipped.delete(question);
   remember();
+  if (entry.key === undefined || takeBack(entry.key)) return back(shown.get(item));
+  const fields = { item, question, label_batch_id: { of: entry.key, name: "label_batch_id" } };
+  write(`${place.dataset.path}/${entry.answer ? "undo" : "unskip"}`, fields, (_, refusal) => {
+    if (refusal) problem(`${place.dataset.notStored}: ${refusal.problem}`);
+    else back(null).catch(() => problem(document.body.dataset.offline));
+  });
 }
 
 function redo() {
@@ -173,22 +180,21 @@ if (place) {
     submit(Object.fromEntries(new FormData(event.target, event.submitter)));
   });
   document.getElementById("skip").addEventListener("click", () => {
-    hasSkipped = true;
-    if (current?.dataset.question) {
-      skipped.add(current.dataset.question);
-      write(`${place.dataset.path}/skip`, { question: current.dataset.question });
-    }
+    const { itemId: item, question } = current.dataset;
+    shown.set(item, current);
+    if (question) skipped.add(question);
+    done.push({ fields: { item, question }, key: question && write(`${place.dataset.path}/skip`, { question }) });
+    remember();
     next();
   });
   document.getElementById("undo").addEventListener("click", undo);
   document.getElementById("redo").addEventListener("click", redo);
   document.addEventListener("studio:live", () => {
-    if (!current && !fetching) {
-      cursor = "";
-      isAtEnd = false;
-      next();
-    }
+    if (current || fetching) return;
+    cursor = "";
+    isAtEnd = false;
+    next();
   });
-  if (isClaiming) setInterval(() => claim(0).catch(() => {}), 60_000);
+  if (isClaiming) setInterval(() => renew().catch(() => {}), 60_000);
   next();
 }

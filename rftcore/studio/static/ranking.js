@@ -39,10 +39,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!form || !button) return;
   if (button.dataset.letter) choose(form, button.dataset.letter);
-  if (button.dataset.rank === "equal") {
-    ties = [[...form.querySelectorAll("[data-letter]")].map((each) => each.dataset.letter)];
-    redraw(form);
-  }
+  if (button.dataset.rank === "equal") ties = [[...form.querySelectorAll("[data-letter]")].map((each) => each.dataset.letter)];
   if (button.dataset.rank === "tie") isTied = ties.length > 0;
   if (button.dataset.rank === "again") ties = [];
   if (button.dataset.rank) redraw(form);

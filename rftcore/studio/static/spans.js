@@ -15,10 +15,9 @@ function redraw() {
   }
   form().querySelector("input[name=spans]").value = JSON.stringify(spans);
   const list = spans.map(({ start, end: after, label }, i) => {
-    const remove = document.createElement("button");
-    remove.type = "button";
+    const marked = all.slice(start, after).map((each) => each.textContent).join("").slice(0, 60);
+    const remove = Object.assign(document.createElement("button"), { type: "button", textContent: `${label}: ${marked} ×` });
     remove.dataset.remove = i;
-    remove.textContent = `${label}: ${all.slice(start, after).map((each) => each.textContent).join("").slice(0, 60)} ×`;
     return remove;
   });
   form().querySelector(".marks").replaceChildren(...list);

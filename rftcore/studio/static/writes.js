@@ -4,6 +4,7 @@
 import { problem } from "./problems.js";
 
 const IDENTITY = document.body.dataset.identity;
+export const HEADERS = { "X-Studio-Token": document.body.dataset.token, "X-Studio-Identity": IDENTITY };
 const STORE = `rft-studio-writes ${IDENTITY}`;
 const RECEIPTS = `rft-studio-receipts ${IDENTITY}`;
 export const MOST_UNDONE = 200; // answers that a page can undo
@@ -65,7 +66,7 @@ async function attempt({ key, url, fields }) {
   const filled = Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, resolved(value)]));
   const response = await fetch(url, {
     method: "POST",
-    headers: { "X-Studio-Token": document.body.dataset.token, "X-Studio-Identity": IDENTITY, Accept: "application/json" },
+    headers: { ...HEADERS, Accept: "application/json" },
     body: new URLSearchParams({ ...filled, key }),
   });
   const isJson = (response.headers.get("content-type") || "").includes("json");

@@ -106,7 +106,13 @@ def test_a_skipped_question_comes_last_and_can_be_taken_back(
         add(ada, "good", target)
     assert claim(ada) == [1]
     assert rows(ada, "SELECT rft.skip_question(1)") == rows(ada, "SELECT rft.unskip_question(1)") == [(True,)]
-    assert claim(bob) == [1]  # its place was free
+    assert claim(bob) == [] and claim(ada) == [1]  # taken back, it is leased again
+    assert rows(ada, "SELECT rft.skip_question(1)") == [(True,)]
+    assert rows(ada, "SELECT question_id, target_id FROM rft.skipped_questions('good')") == [(1, 1)]
+    assert claim(bob) == [1] and rows(bob, "SELECT * FROM rft.skipped_questions('good')") == []  # its place was free
+    assert (
+        rows(ada, "SELECT rft.unskip_question(1)") == [(True,)] and claim(ada) == []
+    )  # back at its place, which bob holds
 
 
 def test_an_answer_closes_a_place_and_its_undo_opens_it_again(
@@ -199,7 +205,9 @@ def test_a_review_without_a_kind_is_leased_to_one_person(
     bob.execute("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 4")
     assert claim(ada, "", 3) == [2, 3] and claim(bob, "", 3) == []
     ada.execute("UPDATE rft.review SET answer = NULL WHERE experience_id = 1")
-    assert claim(bob, "", 3) == [1]
+    assert claim(bob, "", 3) == [] and sorted(claim(ada, "", 3)) == [1, 2, 3]  # what ada takes back stays with ada
+    pass_time(buffer, 6)
+    assert claim(bob, "", 1) == [1]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,15 @@ from tests.support.studio_site import PASSWORD, Site, open_site
 from tests.support.waiting import wait_until
 
 
+def end_leases(buffer: rftdata.Buffer) -> None:
+    """Give all questions back that pages of earlier tests hold or have skipped."""
+    buffer.sql("DELETE FROM rft.assignment WHERE state <> 'answered'")
+
+
 @pytest.fixture
-def page(tab: Any, site: Site) -> Any:
+def page(tab: Any, site: Site, studio_buffer: rftdata.Buffer) -> Any:
     """The queue in a new tab."""
+    end_leases(studio_buffer)
     tab.goto(f"{site.origin}/review")
     tab.wait_for_selector("article.item")
     return tab
@@ -180,6 +186,7 @@ def test_what_waits_in_a_tab_is_sent_by_the_account_that_wrote_it_alone(
     page.locator("#state", has_text="not stored yet: 1").wait_for()
     sign_out(page)
     own_context.unroute("**/review/answer")
+    end_leases(studio_buffer)
     sign_in(page, site, bob)
     assert page.locator("article.item").get_attribute("data-item-id") == first, "it is open for bob"
     page.wait_for_timeout(500)
@@ -275,3 +282,68 @@ def test_it_is_usable_on_a_telephone_and_in_chinese(page: Any) -> None:
     page.get_by_role("button", name="English").click()
     page.get_by_role("heading", name=re.compile("Review")).wait_for()
     page.wait_for_selector("article.item")
+
+
+def held(client: Any, **fields: str) -> list[int]:
+    """The reviews that a page of the client is given."""
+    page = client.post("/review/claim", data={"count": "3", **fields}).text
+    return [int(found) for found in re.findall(r'data-item-id="(\d+)"', page)]
+
+
+def test_two_people_are_never_shown_the_same_question_at_once(
+    page: Any, site: Site, bob: str, studio_buffer: rftdata.Buffer
+) -> None:
+    with site.account(bob) as other:
+        first = int(page.locator("#queue article").get_attribute("data-item-id"))
+        leased = (
+            "SELECT review_id FROM rft.question JOIN rft.assignment USING (question_id)"
+            " WHERE state = 'leased' AND leased_until > now() AND session_user_name = %s"
+        )
+
+        def of(account: str) -> set[int]:
+            return set(studio_buffer.sql(leased, [account])["review_id"].to_pylist())
+
+        taken = held(other)
+        assert taken and not of("studio_ada") & set(taken) and first in of("studio_ada")
+        # An answer that is taken back stays with its person.
+        press(page, "0")
+        settled(page)
+        press(page, "u")
+        settled(page)
+        assert int(page.locator("#queue article").get_attribute("data-item-id")) == first
+        assert first in of("studio_ada") and first not in held(other, count="10")
+        # A lease ends by the clock; then the question goes to the next person, and the late answer of the first overwrites nothing.
+        studio_buffer.sql("UPDATE rft.assignment SET leased_until = leased_until - interval '6 min'")
+        assert first in held(other, count="10")
+        (seen,) = re.findall(r'data-seen="(\d*)"', other.get(f"/review/item/{first}").text)
+        dropped = {"item": str(first), "choice": "drop", "seen": seen}
+        assert other.post("/review/answer", data=dropped).status_code == 200
+        page.keyboard.press("Enter")
+        page.locator("#problems", has_text="answered by studio_bob meanwhile").wait_for()
+
+
+def test_a_skip_is_remembered_and_taken_back(page: Any, site: Site, studio_buffer: rftdata.Buffer) -> None:
+    first = int(page.locator("#queue article").get_attribute("data-item-id"))
+    skips = (
+        "SELECT review_id FROM rft.question JOIN rft.assignment USING (question_id)"
+        " WHERE state = 'skipped' AND session_user_name = 'studio_ada'"
+    )
+    before = set(studio_buffer.sql(skips)["review_id"].to_pylist())
+    press(page, "s")
+    settled(page)
+    assert set(studio_buffer.sql(skips)["review_id"].to_pylist()) == before | {first}
+    press(page, "u")
+    settled(page)
+    assert int(page.locator("#queue article").get_attribute("data-item-id")) == first
+    assert first not in studio_buffer.sql(skips)["review_id"].to_pylist()
+    # In another tab, too, and after a reload.
+    press(page, "s")
+    settled(page)
+    page.reload()
+    page.locator(".skipped summary").click()
+    experience = studio_buffer.sql(f"SELECT experience_id AS e FROM rft.review WHERE review_id = {first}")["e"][
+        0
+    ].as_py()
+    page.get_by_role("button", name=f"Take back: Experience {experience}", exact=True).click()
+    wait_until(lambda: first not in studio_buffer.sql(skips)["review_id"].to_pylist())
+    assert violations(page) == []

@@ -125,7 +125,12 @@ BEGIN
         END IF;
     ELSIF NEW.answer IS DISTINCT FROM OLD.answer AND NEW.kind IS NULL THEN
         UPDATE rft.question SET num_answers = (NEW.answer IS NOT NULL)::integer, is_open = NEW.answer IS NULL WHERE review_id = NEW.review_id;
-        UPDATE rft.assignment a SET state = CASE WHEN NEW.answer IS NULL THEN 'leased' ELSE 'answered' END::rft.assignment_state, leased_until = rft.clock(), since = rft.clock()
+        IF NOT FOUND AND NEW.answer IS NULL THEN  -- a fork has copied the answer
+            INSERT INTO rft.question (review_id, target_id, deadline, asked_at) VALUES (NEW.review_id, NEW.experience_id, NEW.deadline, NEW.asked_at);
+        END IF;
+        -- What an account takes back stays with it, as long as a lease.
+        UPDATE rft.assignment a SET state = CASE WHEN NEW.answer IS NULL THEN 'leased' ELSE 'answered' END::rft.assignment_state,
+            leased_until = rft.clock() + CASE WHEN NEW.answer IS NULL THEN rft.question_lease() ELSE interval '0' END, since = rft.clock()
         FROM rft.question q WHERE q.review_id = NEW.review_id AND a.question_id = q.question_id AND a.session_user_name = session_user;
     END IF;
     RETURN NULL;
@@ -162,10 +167,13 @@ BEGIN
     FROM (SELECT p.question_id, rft.num_people_who_said(p.kind, p.target_id) AS num, w.answer
           FROM rft.question p LEFT JOIN rft.review w USING (review_id) WHERE p.question_id = ANY (asked)) c
     WHERE q.question_id = c.question_id;
-    -- An undone answer leaves the question in the account's queue.
-    UPDATE rft.assignment a SET state = CASE WHEN rft.has_standing(q.kind, q.target_id, a.session_user_name) THEN 'answered' ELSE 'leased' END::rft.assignment_state,
-        leased_until = rft.clock(), since = rft.clock()
-    FROM rft.question q, new_rows n
+    -- An undone answer leaves the question in the account's queue. What an account takes back itself stays with it, as long as a lease; of a large batch
+    -- it does not, so that no account reserves a whole queue.
+    UPDATE rft.assignment a SET state = s.state,
+        leased_until = rft.clock() + CASE WHEN s.state = 'leased' AND a.session_user_name = session_user AND cardinality(asked) <= 50 THEN rft.question_lease() ELSE interval '0' END,
+        since = rft.clock()
+    FROM rft.question q, new_rows n, LATERAL (
+        SELECT CASE WHEN rft.has_standing(q.kind, q.target_id, n.session_user_name) THEN 'answered' ELSE 'leased' END::rft.assignment_state AS state) s
     WHERE q.question_id = ANY (asked) AND n.target_id = q.target_id AND n.kind = q.kind AND n.source = 'human'
       AND a.question_id = q.question_id AND a.session_user_name = n.session_user_name;
     RETURN NULL;

@@ -73,7 +73,7 @@ BEGIN
     SELECT q.question_id, q.review_id, q.target_id, a.leased_until FROM rft.assignment a JOIN rft.question q USING (question_id)
     WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id <> ALL (holding)
       AND q.queue = of_queue AND (q.is_open OR q.is_gold) AND (of_run IS NULL OR q.run_id = of_run)
-    ORDER BY a.since, q.priority DESC, q.deadline, q.question_id LIMIT num;
+    ORDER BY q.priority DESC, q.deadline, q.question_id LIMIT num;
 END
 $$;
 COMMENT ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]) IS 'Leases the next questions of a queue (a kind, or an empty text for reviews) for the session''s account and renews those that it holds; returns its leases without the held ones. Never more leases and answers than a question wants; skipped ones come last. Owner''s rights, to write assignments.';
@@ -121,14 +121,39 @@ $$;
 COMMENT ON FUNCTION rft.skip_question(bigint) IS 'Moves a question to the end of the session account''s queue; returns whether it did. Its place is free for others. Owner''s rights, to write assignments.';
 
 CREATE FUNCTION rft.unskip_question(id bigint) RETURNS boolean
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH done AS (
-        UPDATE rft.assignment a SET state = 'leased', leased_until = rft.clock(), since = rft.clock()
-        WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = 'skipped' RETURNING 1)
-    SELECT count(*) > 0 FROM done
+DECLARE
+    asked rft.question;
+BEGIN
+    SELECT * INTO asked FROM rft.question WHERE question_id = id FOR NO KEY UPDATE;
+    UPDATE rft.assignment a
+    SET state = 'leased', leased_until = rft.clock() + CASE WHEN asked.is_gold THEN rft.question_lease() ELSE interval '0' END, since = rft.clock()
+    WHERE a.session_user_name = session_user AND a.question_id = id AND a.state = 'skipped';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF rft.is_claimable(asked, EXISTS (SELECT FROM rft.label_permission p WHERE p.account = session_user)) THEN
+        PERFORM rft.lease_questions(ARRAY[id]);
+    END IF;
+    RETURN true;
+END
 $$;
-COMMENT ON FUNCTION rft.unskip_question(bigint) IS 'Moves a skipped question back to its place in the session account''s queue; returns whether it did. Owner''s rights, to write assignments.';
+COMMENT ON FUNCTION rft.unskip_question(bigint) IS 'Moves a skipped question back to its place in the session account''s queue, and leases it if a place is free; returns whether it was moved. Owner''s rights, to write assignments.';
+
+CREATE FUNCTION rft.skipped_questions(of_queue text, of_run bigint DEFAULT NULL) RETURNS TABLE (question_id bigint, target_id bigint, since timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT q.question_id, q.target_id, a.since FROM rft.assignment a JOIN rft.question q USING (question_id)
+    WHERE a.session_user_name = session_user AND a.state = 'skipped' AND q.queue = of_queue AND (q.is_open OR q.is_gold) AND q.deadline > rft.clock()
+      AND (of_run IS NULL OR q.run_id = of_run)
+    ORDER BY a.since DESC, q.question_id;
+END
+$$;
+COMMENT ON FUNCTION rft.skipped_questions(text, bigint) IS 'Returns the questions of a queue that the session''s account has skipped, the newest first. Owner''s rights, since labellers see no questions; it tells of no others.';
 
 CREATE FUNCTION rft.has_questions(of_queue text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp

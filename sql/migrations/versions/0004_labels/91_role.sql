@@ -122,7 +122,7 @@ BEGIN
             rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
             rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
         GRANT EXECUTE ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]), rft.renew_questions(bigint[]), rft.release_questions(bigint[]),
-            rft.skip_question(bigint), rft.unskip_question(bigint) TO rft_labeler;
+            rft.skip_question(bigint), rft.unskip_question(bigint), rft.skipped_questions(text, bigint) TO rft_labeler;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR granted IN SELECT * FROM rft.worker_rights() LOOP
