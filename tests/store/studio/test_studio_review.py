@@ -344,6 +344,7 @@ def test_a_skip_is_remembered_and_taken_back(page: Any, site: Site, studio_buffe
     experience = studio_buffer.sql(f"SELECT experience_id AS e FROM rft.review WHERE review_id = {first}")["e"][
         0
     ].as_py()
-    page.get_by_role("button", name=f"Take back: Experience {experience}", exact=True).click()
+    with page.expect_navigation():  # the page shows the new state
+        page.get_by_role("button", name=f"Take back: Experience {experience}", exact=True).click()
     wait_until(lambda: first not in studio_buffer.sql(skips)["review_id"].to_pylist())
     assert violations(page) == []
