@@ -7,12 +7,18 @@ import logging
 import socket
 
 import pytest
+from fastapi.routing import APIRoute
 
 import rftdata
+from rftcore.cli.studio import studio
 from rftcore.studio import guards
+from rftcore.studio.pages import all_pages
 from rftcore.studio.settings import StudioSettings
+from rftdata.annotations import LabelKind, define_kinds
 from rftdata.errors import ConfigError
+from tests.store.studio.test_studio_sessions import num_connections
 from tests.support.studio_site import FROM_HERE, PASSWORD, Site, open_site
+from tests.support.waiting import wait_until
 
 ANSWER = {"item": "1", "choice": "pass"}
 
@@ -22,6 +28,13 @@ def test_other_machines_reach_no_studio_without_encryption(host: str) -> None:
     with pytest.raises(ConfigError, match="without encryption"):
         StudioSettings(host=host)
     StudioSettings(host=host, behind_proxy=True, hosts=("studio.example.org",))
+
+
+def test_it_listens_on_this_machine_alone(site: Site) -> None:
+    assert StudioSettings().host == "127.0.0.1"
+    assert site.server._socket.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(ConfigError, match="without encryption"):
+        studio(host="0.0.0.0")
 
 
 @pytest.mark.parametrize("name", ["evil.example.org", "127.0.0.1.evil.example.org", "", "localhost.", "[::2]:80"])
@@ -49,11 +62,14 @@ def test_neither_tokens_nor_passwords_are_logged(
     with (
         open_site(studio_buffer) as site,
         site.owner() as owner,
+        site.stranger() as first,
         site.account(ada) as labeller,
         site.stranger(**FROM_HERE) as wrong,
     ):
+        token = site.server.address().partition("token=")[2]
+        assert [first.get("/", params={"token": token}).status_code for _ in range(2)] == [200, 401]
         wrong.post("/sign-in", data={"account": ada, "password": "secret guess"})
-        secrets = [PASSWORD, "secret guess", *owner.cookies.values(), *labeller.cookies.values()]
+        secrets = [PASSWORD, "secret guess", token, *owner.cookies.values(), *labeller.cookies.values()]
         owner.get("/nothing")
     own = [
         record.getMessage() for record in caplog.records if not record.name.startswith("http")
@@ -147,10 +163,32 @@ def test_a_write_made_under_another_account_is_refused(site: Site, ada: str, bob
         assert second.post("/review/answer", data=ANSWER).status_code == 403
 
 
-def test_no_get_route_writes(site: Site, studio_buffer: rftdata.Buffer) -> None:
-    with site.owner() as client:
-        for path in ("/review/answer", "/review/undo", "/sign-out", "/language"):
-            assert client.get(path, params=ANSWER).status_code in (404, 405)
+def written(buffer: rftdata.Buffer) -> int:
+    """Return how many rows were ever written, as far as sessions that have ended say; without kinds, which the test itself has just defined."""
+    query = (
+        "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint AS n FROM pg_stat_user_tables"
+        " WHERE schemaname = 'rft' AND relname <> 'label_kind'"
+    )
+    return int(buffer.sql(query)["n"][0].as_py())
+
+
+def test_no_get_route_writes(site: Site, ada: str, studio_buffer: rftdata.Buffer) -> None:
+    routes = [route for _, router in all_pages() for route in router.routes if isinstance(route, APIRoute)]
+    known = {"kind": "helpful", "target": "experience"}
+    define_kinds(studio_buffer, [LabelKind("helpful", "bool")], author="olga")
+    wait_until(lambda: not num_connections(studio_buffer, ada))  # what they did is counted when they have ended
+    before = written(studio_buffer)
+    with site.account(ada) as client:
+        for route in routes:
+            path = route.path.format(**{each.name: known.get(each.name, "1") for each in route.dependant.path_params})
+            fields = {each.name: "1" for each in route.dependant.query_params}
+            answer = client.get(path, params={**ANSWER, **fields} if "POST" in (route.methods or ()) else fields)
+            is_read = "GET" in (route.methods or ()) or any(
+                each.path == route.path for each in routes if each.methods == {"GET"}
+            )
+            assert is_read or answer.status_code in (404, 405), path
+    wait_until(lambda: not num_connections(studio_buffer, ada))
+    assert written(studio_buffer) == before
 
 
 def test_every_answer_has_the_policy(site: Site) -> None:
