@@ -101,9 +101,8 @@ def _has_run(visit: VisitOf, start: RunStart) -> bool:
 
 def _without_run(start: RunStart, processes: RunProcesses) -> ConfigRun:
     process = start.process
-    is_live = process.is_here and not process.has_ended
     stopped_by = processes.stopped_by(process)
-    state: Any = "failed" if not is_live else "stops" if stopped_by else "starting"
+    state: Any = "failed" if not start.is_at_work else "stops" if stopped_by else "starting"
     return ConfigRun(state, None, None, None, None, process, start, stopped_by, can_resume=False)
 
 

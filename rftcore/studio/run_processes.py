@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -90,6 +91,11 @@ class RunStart:
     process: Process
     exit_code: int | None = None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its process runs. A process that cannot be looked up, as one of an earlier boot of this machine, does not count."""
+        return self.exit_code is None and self.process.is_here and not self.process.has_ended
+
     def last_lines(self) -> str:
         """Return the end of its log."""
         try:
@@ -156,7 +162,7 @@ class RunProcesses:
                     f"{file} was changed on disk since you opened it",
                     todo="nothing was started; load the page again, and look at what would run",
                 )
-            live = next((each for each in self.starts(file) if not each.process.has_ended), None)
+            live = next((each for each in self.starts(file) if each.is_at_work), None)
             if live is not None:
                 raise ConflictError(
                     f"{file} is running: {live.author} started it at {live.started}",
@@ -165,10 +171,14 @@ class RunProcesses:
             now = datetime.datetime.now(datetime.UTC)
             log = place / f"{Path(file).stem}-{now:%Y%m%d-%H%M%S}-{key[:8]}.log"
             child = self._launch(file, resumes, log, f"{now.isoformat(timespec='seconds')}: {author} ({account})")
-            process = Process(**{**own_process(), "pid": child.pid, "pid_started": started_at(child.pid) or 0})
-            started = now.isoformat(timespec="milliseconds")
-            made = RunStart(key, self._location, file, resumes, author, account, started, str(log), process)
-            _write(record, made)
+            try:
+                process = Process(**{**own_process(), "pid": child.pid, "pid_started": started_at(child.pid) or 0})
+                started = now.isoformat(timespec="milliseconds")
+                made = RunStart(key, self._location, file, resumes, author, account, started, str(log), process)
+                _write(record, made)
+            except BaseException:  # without a record a second request would start it again
+                child.terminate()
+                raise
         threading.Thread(target=self._follow, args=(child, record, made), name="studio-run", daemon=True).start()
         return made
 
@@ -176,7 +186,7 @@ class RunProcesses:
         """Interrupt `rft run` as Ctrl-C in its terminal does; a second request does nothing.
 
         Raises:
-            ConflictError: it runs on another machine, or has ended.
+            ConflictError: it runs on another machine, has ended, belongs to another user, or is no `rft run`.
         """
         if not process.is_here:
             raise ConflictError(
@@ -187,11 +197,14 @@ class RunProcesses:
             record = place / _stop_name(process)
             if record.exists():
                 return
-            if not _interrupt(process):
-                raise ConflictError("it has ended already", todo="load the page again")
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             about = {"author": author, "account": account, "stopped": now, "process": asdict(process)}
-            write_whole(record, json.dumps(about, ensure_ascii=False), 0o600)
+            write_whole(record, json.dumps(about, ensure_ascii=False), 0o600)  # first: a signal is never sent twice
+            try:
+                _interrupt(process)
+            except BaseException:
+                record.unlink()
+                raise
 
     def stopped_by(self, process: Process) -> str | None:
         """Return who has stopped a process here; None if nobody has."""
@@ -243,26 +256,53 @@ def _write(record: Path, made: RunStart) -> None:
 
 
 def _stop_name(process: Process) -> str:
-    return f"stop-{process.pid}-{process.pid_started}.json"
+    space = hashlib.sha256(f"{process.host}/{process.pid_space}".encode()).hexdigest()[:16]
+    return f"stop-{process.pid}-{process.pid_started}-{space}.json"
 
 
-def _interrupt(process: Process) -> bool:
-    """Send the signal; return whether the process was still there. It cannot reach another process that was given the same number."""
+def _interrupt(process: Process) -> None:
+    """Send the signal, to an `rft run` alone: any account that writes workers can store a row that names another process.
+
+    It cannot reach another process that was given the same number.
+
+    Raises:
+        ConflictError: there is no such process any more, it belongs to another user, or it is no `rft run`.
+    """
+    ended = ConflictError("it has ended already", todo="load the page again")
     try:
         descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return False
+    except (OSError, OverflowError) as error:  # a row may name a number that no process can have
+        raise ended from error
     try:
         if process.has_ended:
-            return False
+            raise ended
+        if not process.pid_started or not _is_rft_run(process.pid):
+            raise ConflictError(
+                f"the process {process.pid} cannot be recognised as an rft run",
+                todo=f"stop it where it was started, or with: kill -INT {process.pid}",
+            )
         # A shell that starts `rft run` in the background lets it ignore SIGINT.
         number = signal.SIGTERM if _ignores(process.pid, signal.SIGINT) else signal.SIGINT
         signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return False
+    except ProcessLookupError as error:
+        raise ended from error
+    except PermissionError as error:
+        raise ConflictError(
+            f"the process {process.pid} belongs to another user of this machine",
+            todo=f"stop it as that user: kill -INT {process.pid}",
+        ) from error
     finally:
         os.close(descriptor)
-    return True
+
+
+def _is_rft_run(pid: int) -> bool:
+    """Return whether a process has the command line of `rft run`: `rft run …` or `python -m rftcore run …`."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    programs = [place for place, word in enumerate(words[:-1]) if word.rpartition(b"/")[2] in (b"rft", b"rftcore")]
+    return any(words[place + 1] == b"run" for place in programs)
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:
