@@ -22,7 +22,8 @@ from rftdata.segments.compaction import DEFAULT_GRACE_S, Compactor
 
 GRACE_S = DEFAULT_GRACE_S
 _CLOSING_S = 2.0
-_WITH_TEXTS = (
+# The first table of docs/decisions/0045 names them; a test compares the two.
+TABLES_WITH_TEXTS = (
     "rft.experience",
     "rft.group_prompt",
     "rft.group_baseline",
@@ -33,6 +34,8 @@ _WITH_TEXTS = (
     "rft.operator_run",
     "rft.score",
     "rft.review",
+    "rft.annotation",
+    "rft.comment",
     "rft.task_verdict",
     "rft.task_score",
     "rft.task_embedding",
@@ -54,7 +57,7 @@ class ErasureResult:
     num_bytes_left: int
 
 
-def vacuum(buffer: Buffer, *, rewrite: bool, tables: Sequence[str] = _WITH_TEXTS) -> int:
+def vacuum(buffer: Buffer, *, rewrite: bool, tables: Sequence[str] = TABLES_WITH_TEXTS) -> int:
     """Remove old versions of rows and stale planner statistics; return the number of rewritten tables.
 
     Args:

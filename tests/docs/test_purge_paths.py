@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rftdata import Buffer
+from rftdata.maintenance.erasure import TABLES_WITH_TEXTS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "decisions" / "0045-purges-and-work-in-flight.md"
 TEXTS = """
@@ -34,3 +35,5 @@ def test_every_column_of_text_has_a_rule(buffer: Buffer) -> None:
     assert sorted(purged & others) == [], "columns with two rules"
     named = {f"{a}" for a in re.findall(r"`(\w+\.\w+)`", table + lists)}
     assert sorted(name for name in named - known if not name.endswith(".py")) == [], "columns that do not exist"
+    texts = {name.partition(".")[0] for name in purged}
+    assert {f"rft.{name}" for name in texts} == set(TABLES_WITH_TEXTS), "tables that a purge rewrites"

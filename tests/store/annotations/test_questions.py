@@ -182,6 +182,13 @@ def test_neither_a_reward_nor_an_update_answers_for_several_people(
     labels.apply(buffer, [labels.RewardLabel(1, 0.5)], author="ada", source="set")
     with pytest.raises(psycopg.errors.InvalidParameterValue, match='annotations of the kind "good"'):
         people[0].execute("UPDATE rft.review SET answer = 'pass'")
+    # A trigger of an own table runs as deep as the trigger that answers.
+    body = "BEGIN UPDATE rft.review SET answer = 'pass'; RETURN NEW; END"
+    people[0].execute("CREATE TEMPORARY TABLE own (i integer)")
+    people[0].execute(f"CREATE FUNCTION pg_temp.answer() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")
+    people[0].execute("CREATE TRIGGER own BEFORE INSERT ON own FOR EACH ROW EXECUTE FUNCTION pg_temp.answer()")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match='annotations of the kind "good"'):
+        people[0].execute("INSERT INTO own VALUES (1)")
     assert buffer.sql("SELECT count(*) AS n FROM rft.review WHERE answer IS NULL")["n"].to_pylist() == [4]
     for person in people[:2]:
         for target in (1, 2):

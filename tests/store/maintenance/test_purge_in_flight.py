@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import psycopg
@@ -16,6 +17,9 @@ import pyarrow as pa
 import pytest
 
 from rftdata import Buffer, Group, Rollout
+from rftdata.annotations import Annotation, LabelKind, annotate, define_kinds
+from rftdata.annotations.comments import add_comment
+from rftdata.annotations.kinds import LabelTarget
 from rftdata.attempts.evaluations import (
     Answer,
     claim_evaluation,
@@ -225,6 +229,29 @@ def of_a_run_that_fails(story: Story) -> Finish:
     return lambda: story.roles.run.end("failed", f"not one succeeded: {SECRET}")
 
 
+# The first of them meets the purge, the others come after it.
+TARGETS: list[tuple[LabelTarget, int]] = [("rollout", 1), ("experience", 1), ("group", 1), ("task", 1)]
+
+
+def of_people_who_comment(story: Story) -> Finish:
+    def write() -> None:
+        for target, target_id in TARGETS:
+            refused(partial(add_comment, story.buffer, target, target_id, SECRET, author="ada"))
+
+    return write
+
+
+def of_people_who_annotate(story: Story) -> Finish:
+    kinds = [LabelKind(f"about_{target}", "text", target=target) for target, _ in TARGETS]
+    define_kinds(story.buffer, kinds, author="ada")
+
+    def write() -> None:
+        for target, target_id in TARGETS:
+            refused(partial(annotate, story.buffer, [Annotation(f"about_{target}", target_id, SECRET)], author="ada"))
+
+    return write
+
+
 def refused(write: Callable[[], object]) -> None:
     """A write may come before the purge, or be refused because of it."""
     with contextlib.suppress(FencedError, PurgedError):
@@ -248,6 +275,8 @@ PATHS: dict[Callable[[Story], Finish], str] = {
     of_a_worker_that_waits: "worker",
     of_a_supervisor_that_sees_a_crash: "worker",
     of_a_run_that_fails: "run",
+    of_people_who_comment: "archive",
+    of_people_who_annotate: "question",
 }
 
 
@@ -402,3 +431,24 @@ def test_tasks_can_be_purged_after_their_experiences(story: Story) -> None:
     assert "task" in story.leaks()
     assert story.purge().num_experiences == 0
     check(story)
+
+
+def test_what_is_said_of_a_group_without_answers_goes_with_its_task_and_a_judge_may_quote_another_answer(
+    story: Story,
+) -> None:
+    buffer = story.buffer
+    (claimed,) = [group for group in story.roles.claim() if group.task_key == "1"]
+    failed = [Rollout(i, "failed", None, [], error=SECRET) for i in range(2)]
+    story.roles.insert(Group(failed, claimed.group_id, claimed.claim_token))
+    purge.purge(buffer, "experience_id = 1", reason="asked to", author="ada", runs=["roles"])
+    define_kinds(buffer, [LabelKind("fine", "bool")], author="ada")
+    annotate(buffer, [Annotation("fine", 2, True)], author="ada")
+    with pytest.raises(PurgedError, match="or another answer of its group"):
+        annotate(buffer, [Annotation("fine", 2, True, reason=SECRET)], author="judge", source="judge")
+    story.purge()
+    for target in ("rollout", "group"):
+        (found,) = buffer.sql(f"SELECT max({target}_id) AS id FROM rft.rollout WHERE group_id = {claimed.group_id}")[
+            "id"
+        ].to_pylist()
+        with pytest.raises(PurgedError, match=f"{target} {found} was purged"):
+            add_comment(buffer, target, found, SECRET, author="ada")  # type: ignore[arg-type]

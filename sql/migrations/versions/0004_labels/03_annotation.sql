@@ -159,31 +159,44 @@ END
 $$;
 COMMENT ON FUNCTION rft.lock_annotated_group(bigint) IS 'Locks the group of an annotation, and its reviews, before the annotation gets its id.';
 
--- What is about a target is locked with it: two annotations of one target come one after the other, and a purge or an archive waits for them or
--- is seen by them.
-CREATE FUNCTION rft.lock_annotated(of_target rft.label_target, of_id bigint, OUT is_there boolean, OUT of_group bigint, OUT is_purged boolean)
+-- What is about a target is locked with it and its group: two annotations of one target come one after the other, and a purge or an archive waits for
+-- them or is seen by them. A purge locks experiences, groups and tasks; it locks no rollouts. Within a group, ids grow in the order in which they commit
+-- (see rft.record_labels), since it is locked before an annotation gets its id. A chain may read a kind that does not reopen: the cut of its verdict
+-- must cover every annotation up to it, too.
+CREATE FUNCTION rft.lock_annotated(of_target rft.label_target, of_id bigint,
+    OUT is_there boolean, OUT of_group bigint, OUT is_purged boolean, OUT is_group_purged boolean)
 LANGUAGE plpgsql
 AS $$
 BEGIN
     CASE of_target
-        WHEN 'experience' THEN
-            SELECT true, e.group_id INTO is_there, of_group FROM rft.experience e WHERE e.experience_id = of_id FOR NO KEY UPDATE;
-            is_purged := EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = of_id);
-        WHEN 'rollout' THEN
-            SELECT true, o.group_id INTO is_there, of_group FROM rft.rollout o WHERE o.rollout_id = of_id FOR NO KEY UPDATE;
-            is_purged := EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience p USING (experience_id)
-                                 WHERE e.group_id = of_group AND e.rollout_id = of_id);
-        WHEN 'group' THEN
-            PERFORM rft.lock_annotated_group(of_id);
-            SELECT true, g.group_id INTO is_there, of_group FROM rft.rollout_group g WHERE g.group_id = of_id;
-            is_purged := EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience p USING (experience_id) WHERE e.group_id = of_id);
+        WHEN 'experience' THEN SELECT true, e.group_id INTO is_there, of_group FROM rft.experience e WHERE e.experience_id = of_id FOR NO KEY UPDATE;
+        WHEN 'rollout' THEN SELECT true, o.group_id INTO is_there, of_group FROM rft.rollout o WHERE o.rollout_id = of_id FOR NO KEY UPDATE;
+        WHEN 'group' THEN SELECT true, g.group_id INTO is_there, of_group FROM rft.rollout_group g WHERE g.group_id = of_id;
         WHEN 'task' THEN
             SELECT true, t.payload = '{"purged": true}' INTO is_there, is_purged FROM rft.task t WHERE t.task_id = of_id FOR NO KEY UPDATE;
     END CASE;
     is_there := coalesce(is_there, false);
+    IF of_group IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM rft.lock_annotated_group(of_group);
+    -- A statement of its own: it sees a purge that held the locks before. A group without an experience belongs to its task.
+    SELECT EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = ANY (e.ids))
+           OR (e.ids = '{}' AND EXISTS (SELECT FROM rft.task t WHERE t.task_id = g.task_id AND t.payload = '{"purged": true}')),
+           EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = ANY (CASE of_target
+               WHEN 'experience' THEN ARRAY[of_id]
+               WHEN 'rollout' THEN ARRAY(SELECT x.experience_id FROM rft.experience x WHERE x.group_id = of_group AND x.rollout_id = of_id) END))
+    INTO is_group_purged, is_purged
+    FROM rft.rollout_group g CROSS JOIN LATERAL (
+        SELECT ARRAY(SELECT x.experience_id FROM rft.experience x WHERE x.group_id = of_group) AS ids) e
+    WHERE g.group_id = of_group;
+    IF is_group_purged AND NOT is_purged THEN  -- a rollout without an answer belongs to its group
+        is_purged := of_target = 'group' OR NOT EXISTS (SELECT FROM rft.experience x
+            WHERE x.group_id = of_group AND NOT EXISTS (SELECT FROM rft.purged_experience p WHERE p.experience_id = x.experience_id));
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION rft.lock_annotated(rft.label_target, bigint) IS 'Locks the target of an annotation; returns whether it exists, its group, and whether it was purged.';
+COMMENT ON FUNCTION rft.lock_annotated(rft.label_target, bigint) IS 'Locks the target of an annotation and its group; returns whether it exists, its group, and whether it, or anything of its group, was purged.';
 
 CREATE FUNCTION rft.why_wrong_place(k rft.label_kind, of_id bigint, of_group bigint, value jsonb) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -286,7 +299,7 @@ BEGIN
         RAISE EXCEPTION 'the kind of label "%" was changed: this is a label of version %, and the newest is %', a.kind, a.kind_version, newest
             USING ERRCODE = 'RFT04', HINT = 'Load the kind again, with its new instruction and values, and label again; nothing was stored.';
     ELSIF is_purged THEN
-        RAISE EXCEPTION '% % was purged: "%" is refused', k.target, a.target_id, a.kind
+        RAISE EXCEPTION '% % was purged%: "%" is refused', k.target, a.target_id, CASE WHEN a.source IN ('judge', 'rule') THEN ', or another answer of its group' END, a.kind
             USING ERRCODE = 'RFT03', HINT = 'Its texts are gone for good. Remove it from the labels; nothing was stored.';
     ELSIF a.source IN ('judge', 'rule', 'adjudication') AND NOT rft.may_judge() THEN
         RAISE EXCEPTION 'the account % may not write annotations of the source %', session_user, a.source
@@ -372,7 +385,8 @@ BEGIN
         NEW.author := coalesce(nullif(NEW.author, ''), nullif(current_setting('rft.author', true), ''), session_user);
         NEW.reason := coalesce(NEW.reason, nullif(current_setting('rft.reason', true), ''));
         NEW.undone_by := NULL; NEW.undone_session_user_name := NULL; NEW.restores := NULL; NEW.retracted := false;
-        PERFORM rft.check_annotation(NEW, k, newest, target.is_purged);
+        -- What judges and rules say may quote any answer of the group.
+        PERFORM rft.check_annotation(NEW, k, newest, target.is_purged OR (NEW.source IN ('judge', 'rule') AND coalesce(target.is_group_purged, false)));
         -- OFFSET 0: else the primary key is read backwards, through the annotations of all targets, where statistics are old.
         SELECT max(a.annotation_id) INTO tip FROM (
             SELECT * FROM rft.annotation n WHERE n.target_id = NEW.target_id AND n.kind = NEW.kind OFFSET 0) a
@@ -382,11 +396,6 @@ BEGIN
                 USING ERRCODE = 'RFT04', HINT = 'It was changed meanwhile, in another window perhaps: load it again; nothing was stored.';
         END IF;
         NEW.supersedes := tip;
-    END IF;
-    -- Locked before the annotation gets its id, so that within a group ids grow in the order in which they commit (see rft.record_labels). A chain may
-    -- read a kind that does not reopen: the cut of its verdict must cover every annotation up to it, too.
-    IF NEW.group_id IS NOT NULL THEN
-        PERFORM rft.lock_annotated_group(NEW.group_id);
     END IF;
     NEW.annotation_id := nextval('rft.label_label_id_seq');
     NEW.label_batch_id := current_setting('rft.annotation_batch')::bigint;
