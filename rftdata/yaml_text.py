@@ -10,6 +10,10 @@ import yaml
 from rftdata.errors import ConfigError, refuse
 
 _MOST_VALUES = 1_000_000
+_MOST_BITS = 10_000  # of an integer; Python writes no integer of more than 4300 digits as a decimal number
+_SHOWN = 60
+# What constructors and the scanner of PyYAML raise for values that they cannot read.
+_UNREADABLE = (ValueError, LookupError, ArithmeticError, AttributeError, TypeError)
 
 
 def read_yaml(text: str, origin: str) -> Any:
@@ -19,7 +23,7 @@ def read_yaml(text: str, origin: str) -> Any:
         origin: names the text in errors.
 
     Raises:
-        yaml.YAMLError: the text is not YAML.
+        yaml.YAMLError: the text is not YAML, or has a value that is none of its kind, such as the date 2020-13-45.
         ConfigError, SeveralErrors: a mapping has a key twice, or the text is nested too deeply, or aliases make it too large.
     """
     loader = _Loader(text)
@@ -30,6 +34,8 @@ def read_yaml(text: str, origin: str) -> Any:
         value = None if node is None else loader.construct_document(node)
     except RecursionError as error:
         raise ConfigError(f"{origin} is nested too deeply", todo="use fewer levels") from error
+    except _UNREADABLE as error:
+        raise yaml.YAMLError(f"{origin} has a value that cannot be read: {error}") from error
     finally:
         loader.dispose()
     refuse(
@@ -58,11 +64,20 @@ def _num_values(node: yaml.Node | None, known: dict[int, int]) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads plain values, and collects the keys that a mapping has more than once, with their lines."""
+    """Loads plain values, refuses those that are none of their kind, and collects the keys that a mapping has more than once, with their lines."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.repeated: list[tuple[str, list[int]]] = []
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except _UNREADABLE as error:
+            raise _refused(node, str(error)) from error
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise _refused(node, f"an integer has at most {_MOST_BITS} bits")
+        return value
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Looked for here, because a mapping's node receives the keys of `<<` later, which it may override.
@@ -73,3 +88,9 @@ class _Loader(yaml.SafeLoader):
                 lines[key.tag, key.value].append(key.start_mark.line + 1)
         self.repeated += [(key, found) for (_, key), found in lines.items() if len(found) > 1]
         return node
+
+
+def _refused(node: yaml.Node, reason: str) -> yaml.YAMLError:
+    shown = f" {node.value[:_SHOWN]!r}" if isinstance(node, yaml.ScalarNode) else ""
+    kind = node.tag.rpartition(":")[2]
+    return yaml.constructor.ConstructorError(None, None, f"the value{shown} is no {kind}: {reason}", node.start_mark)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from rftdata.config import Section
 
+RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
 
 class RunSection(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run.")
+    name: str = Field(pattern=RUN_NAME.pattern, description="Name of the run.")
     seed: int = Field(0, ge=0, description="Seed of task order, sampling and training.")
     mode: Literal["both", "train", "eval"] = Field(
         "both",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 
 from rftcore.config.run import STAGES
+from rftcore.config.sections import RUN_NAME
 from rftcore.studio.run_processes import Process, RunProcesses, RunStart
 from rftcore.studio.visits import VisitOf
 from rftdata.errors import ConfigError
@@ -58,13 +59,15 @@ def mapping_of(text: str) -> dict[str, Any]:
 
 
 def run_names(text: str) -> list[str]:
-    """Return the names that the runs of a configuration have: one, or one for each stage."""
+    """Return the names that the runs of a configuration have: one, or one for each stage. What no run can be named is left out."""
     config = mapping_of(text)
     run, stages = config.get("run"), config.get(STAGES)
     name = str(run.get("name", "")) if isinstance(run, dict) else ""
     if not isinstance(stages, list):
-        return [name]
-    return [f"{name}-{stage['name']}" for stage in stages if isinstance(stage, dict) and "name" in stage]
+        names = [name]
+    else:
+        names = [f"{name}-{stage['name']}" for stage in stages if isinstance(stage, dict) and "name" in stage]
+    return [each for each in names if RUN_NAME.fullmatch(each)]
 
 
 def config_runs(visit: VisitOf, processes: RunProcesses, file: str | None, names: Sequence[str]) -> list[ConfigRun]:

@@ -20,8 +20,8 @@ def finalized(value: Any) -> Any:
 
 
 def exact(text: str) -> Markup:
-    """Return a text unchanged, for fields that are edited and sent back."""
-    return escape(text)
+    """Return a text unchanged, for fields that are edited and sent back; of half characters, which no page can have, the escapes."""
+    return escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def shown(text: str) -> Markup:

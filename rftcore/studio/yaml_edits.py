@@ -6,6 +6,7 @@ where it has not (an alias, say), the edit is refused, and the person edits the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -30,39 +31,36 @@ def with_value(text: str, key: str, value: str | None, *, is_text: bool = False)
         is_text: take the value as a string, whatever YAML would make of it.
 
     Raises:
-        ConfigError: the value is not YAML, or the text must be edited by hand.
+        ConfigError: the text or the value is not YAML, or the text must be edited by hand.
     """
     parts = key.split(".")
-    before = read_yaml(text, "the file") or {}
-    if value is None:
-        expected = _without(before, parts)
-        candidates = [_removed(text, parts)]
-    else:
-        given = value if is_text else _read(value, key)
-        expected = _with(before, parts, given)
-        # A value may need quotation marks where it stands, and a list or mapping of several lines one line.
-        candidates = [
-            _placed(text, parts, written)
-            for written in dict.fromkeys(
-                [value.strip(), _flow(given), json.dumps(given, default=str, ensure_ascii=False)]
-            )
-            if written and "\n" not in written
-        ]
-    for candidate in candidates:
-        if candidate is not None and _is(candidate, expected):
-            return candidate
+    before = _read(text, "the text") or {}
+    with contextlib.suppress(RecursionError):  # of a value that is nested almost too deeply
+        if value is None:
+            expected = _without(before, parts)
+            candidates = [_removed(text, parts)]
+        else:
+            given = value if is_text else _read(value, f"the value of {key!r}")
+            expected = _with(before, parts, given)
+            # A value may need quotation marks where it stands, and a list or mapping of several lines one line.
+            candidates = [
+                _placed(text, parts, written)
+                for written in dict.fromkeys([value.strip(), _flow(given), _json(given)])
+                if written and "\n" not in written
+            ]
+        for candidate in candidates:
+            if candidate is not None and _is(candidate, expected):
+                return candidate
     raise ConfigError(
         f"the key {key!r} cannot be changed here without changing what stands around it", todo="change it in the text"
     )
 
 
-def _read(value: str, key: str) -> Any:
+def _read(text: str, origin: str) -> Any:
     try:
-        return read_yaml(value, f"the value of {key!r}")
+        return read_yaml(text, origin)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"the value of {key!r} is not valid YAML: {' '.join(str(error).split())}", value=value, todo="correct it"
-        ) from error
+        raise ConfigError(f"{origin} is not valid YAML: {' '.join(str(error).split())}", todo="correct it") from error
 
 
 def _flow(value: Any) -> str:
@@ -70,10 +68,18 @@ def _flow(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def _json(value: Any) -> str:
+    """Return a value as JSON; an empty text for one that JSON does not have: a mapping with other keys, or a value within itself."""
+    try:
+        return json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return ""
+
+
 def _is(text: str, expected: Any) -> bool:
     try:
         return bool((read_yaml(text, "the file") or {}) == expected)
-    except (yaml.YAMLError, ConfigError):
+    except (yaml.YAMLError, ConfigError, RecursionError):  # a value within itself cannot be compared
         return False
 
 

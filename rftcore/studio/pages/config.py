@@ -106,6 +106,7 @@ def field_part(
     remove: bool = False,
 ) -> Response:
     """Change a key in a text, and return what changes on the page: the text, and what is wrong. Nothing is saved."""
+    _refuse_section(key.partition(".")[0])
     text, refusal = _lines(text), None
     try:
         text = with_value(text, key, None if remove or not value.strip() else _lines(value), is_text=is_text(key))
@@ -229,8 +230,7 @@ def _runs(visit: VisitOf, processes: RunProcesses, file: str | None, text: str) 
 
 def _editor(folder: ConfigFolder, file: str, text: str, section: str) -> dict[str, Any]:
     """Return what the form, the text and the summary show."""
-    if section not in section_names():
-        raise QueryError("there is no such section", value=section, todo="load the page again")
+    _refuse_section(section)
     fields = section_fields(section, mapping_of(text))
     problems: dict[str, list[str]] = {}
     of_section = dict.fromkeys(section_names(), 0)
@@ -253,6 +253,11 @@ def _editor(folder: ConfigFolder, file: str, text: str, section: str) -> dict[st
         if disk == text
         else list(difflib.unified_diff(disk.split("\n"), text.split("\n"), lineterm="", n=2))[2:],
     }
+
+
+def _refuse_section(name: str) -> None:
+    if name not in section_names():
+        raise QueryError("there is no such section", value=name, todo="load the page again")
 
 
 def _place(key: str, fields: list[FormField]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from rftdata.annotations import LabelKind, define_kinds, standing
 from rftdata.annotations.kinds import retire_kind
 from tests.store.studio.test_studio_security import raw_answer
 from tests.support.studio_run import HOSTILE, KINDS
-from tests.support.studio_site import FROM_HERE, PASSWORD, Site, account
+from tests.support.studio_site import FROM_HERE, PASSWORD, Site, account, open_site
 
 SHARP = ("", "-1", "9" * 5000, "nan", "\0", "[" * 3000, '[[1e400], "x"]', HOSTILE[4])
 VALUES = (
@@ -49,6 +50,17 @@ FIELDS = (
     "spans",
 )
 FIELDS += ("reason", "own", "tag.x", "turn.0", "turn.x", "criterion.clarity", "criterion.correctness", "label_batch_id")
+# Of texts and values of a configuration.
+YAML = (
+    "a: [",
+    "a: 2020-13-45",
+    "a: !!bool x",
+    '"\\U00110000"',
+    "&a [*a]",
+    "{2020-01-01: x}",
+    'run: {name: "\\ud800\\0"}',
+)
+CONFIG = "run: {name: attacked}\nsteps: 1\n"
 OF_KINDS = ("value", "shown", "order", "spans", "own", "turn.0", "criterion.clarity")
 STATE = "SELECT (SELECT count(*) FROM rft.label) + (SELECT count(*) FROM rft.annotation) AS n, (SELECT sum(reward) FROM rft.experience) AS rewards"
 
@@ -56,6 +68,14 @@ STATE = "SELECT (SELECT count(*) FROM rft.label) + (SELECT count(*) FROM rft.ann
 @pytest.fixture(autouse=True, scope="module")
 def _kinds(studio_buffer: rftdata.Buffer) -> None:
     define_kinds(studio_buffer, KINDS, author="olga")
+
+
+@pytest.fixture(scope="module")
+def site(studio_buffer: rftdata.Buffer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder: Path = tmp_path_factory.mktemp("configs")
+    (folder / "attacked.yaml").write_text(CONFIG)
+    with open_site(studio_buffer, configs=folder) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +97,8 @@ def requests_of(route: APIRoute) -> Iterator[tuple[str, str, dict[str, str]]]:
     if method == "POST" and not dependant.body_params:
         others = [*others, *FIELDS]
     plausible = {"target": "experience", "choice": "pass", "reward": "1", "query": "SELECT 1", "value": "true"}
+    if is_config := route.path.startswith("/config"):
+        plausible |= {"file": "attacked.yaml", "text": CONFIG, "section": "run", "key": "run.name"}
 
     def path(**values: str) -> str:
         return route.path.format(**{name: values.get(name, plausible.get(name, "1")) for name in in_path})
@@ -85,7 +107,8 @@ def requests_of(route: APIRoute) -> Iterator[tuple[str, str, dict[str, str]]]:
         [(kind.kind, name) for kind in KINDS[1:] for name in OF_KINDS] if route.path.endswith("{kind}/answer") else []
     )
     for kind, name in [*(("helpful", name) for name in others), *of_kinds]:
-        for value in SHARP if others[-1] == FIELDS[-1] else VALUES:
+        values = SHARP if is_config or others[-1:] == [FIELDS[-1]] else VALUES
+        for value in (*values, *(YAML if is_config and name in ("text", "value") else ())):
             sent = value[:5000] if method == "GET" else value  # the client sends no longer addresses
             yield method, path(kind=kind), {each: plausible.get(each, "1") for each in others} | {name: sent}
     for name, value in itertools.product(in_path, VALUES[:-1]):
