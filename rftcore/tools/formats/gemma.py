@@ -13,6 +13,7 @@ from typing import Any
 from rftcore.tools.calls import MAX_CALLS, Call, CallError, Parsed, ToolCall
 from rftcore.tools.formats.json_text import InvalidJsonError, checked, decoded_value
 from rftcore.tools.formats.named_calls import outside, too_many
+from rftcore.tools.formats.places import after_malformed, after_space
 from rftcore.tools.formats.thoughts import after_thoughts
 from rftdata.limits import MAX_JSON_DEPTH
 
@@ -20,7 +21,6 @@ _BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _THOUGHTS, _THOUGHTS_END = "<|channel>", "<channel|>"
 _TO_TOOL = "<|tool_response>"
 _NAME = re.compile(r"\s*call:\s*([^\s{}<>:,]+)\s*\{")
-_SPACE = re.compile(r"\s*")
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]<>\"][^:,{}\[\]<>\"\n]{0,200}")
 _BARE_VALUE = re.compile(r"[^,{}\[\]<>\"]{1,400}")
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
@@ -47,7 +47,8 @@ def parse(text: str) -> Parsed:
         try:
             call, place = _Arguments(text, begin + len(_BEGIN)).call(len(calls))
         except InvalidJsonError as error:
-            call, place = CallError("invalid_call", str(error), len(calls)), _next(text, begin + len(_BEGIN))
+            call = CallError("invalid_call", str(error), len(calls))
+            place = after_malformed(text, begin + len(_BEGIN), _BEGIN, _END)
         calls.append(call)
         begin = text.find(_BEGIN, place)
         if 0 <= thought < place:
@@ -60,14 +61,6 @@ def parse(text: str) -> Parsed:
 
 def _inner(thought: str) -> str:
     return thought.removeprefix("thought").strip()
-
-
-def _next(text: str, start: int) -> int:
-    """Return the place at which reading goes on after a malformed call: after its end, or at the next beginning."""
-    end, begin = text.find(_END, start), text.find(_BEGIN, start)
-    if end < 0 or 0 <= begin < end:
-        return begin if begin >= 0 else len(text)
-    return end + len(_END)
 
 
 class _Arguments:
@@ -173,8 +166,7 @@ class _Arguments:
         return True
 
     def _skip_space(self) -> None:
-        found = _SPACE.match(self._text, self._place)
-        self._place = self._place if found is None else found.end()
+        self._place = after_space(self._text, self._place)
 
     def _excerpt(self) -> str:
         return self._text[self._place : self._place + 20]

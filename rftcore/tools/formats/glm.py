@@ -14,12 +14,12 @@ from typing import Any
 from rftcore.tools.calls import MAX_CALLS, Call, CallError, Parsed, ToolCall
 from rftcore.tools.formats.json_text import InvalidJsonError, checked, decoded_value, written
 from rftcore.tools.formats.named_calls import outside, too_many
+from rftcore.tools.formats.places import after_malformed, after_space
 from rftcore.tools.formats.thoughts import after_thoughts
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _NAME = re.compile(r"\s*([^\s<>{}()\[\]\"']+)\s*")
-_SPACE = re.compile(r"\s*")
 
 
 def parse(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> Parsed:
@@ -37,7 +37,8 @@ def parse(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> Parsed:
         try:
             call, place = _call(text, begin + len(_BEGIN), len(calls), schemas)
         except InvalidJsonError as error:
-            call, place = CallError("invalid_call", str(error), len(calls)), _next(text, begin + len(_BEGIN))
+            call = CallError("invalid_call", str(error), len(calls))
+            place = after_malformed(text, begin + len(_BEGIN), _BEGIN, _END)
         calls.append(call)
     return Parsed(outside([*pieces, text[place:]]) if calls else text, calls)
 
@@ -56,12 +57,12 @@ def _call(text: str, start: int, number: int, schemas: Sequence[Mapping[str, Any
     arguments: dict[str, Any] = {}
     while text.startswith(_KEY, place):
         key, place = _until(text, place + len(_KEY), _KEY_END, name)
-        place = _skip_space(text, place)
+        place = after_space(text, place)
         if not text.startswith(_VALUE, place):
             raise InvalidJsonError(f"the argument {key.strip()!r} of {name} has no {_VALUE}")
         value, place = _until(text, place + len(_VALUE), _VALUE_END, name)
         arguments[key.strip()] = _read(value, types.get(key.strip()))
-        place = _skip_space(text, place)
+        place = after_space(text, place)
     if place < len(text) and not text.startswith(_END, place):
         raise InvalidJsonError(
             f"{text[place : place + 20]!r} stands in the call of {name} in place of {_KEY} or {_END}"
@@ -74,19 +75,6 @@ def _until(text: str, start: int, mark: str, name: str) -> tuple[str, int]:
     if end < 0:
         raise InvalidJsonError(f"{mark} is missing in the call of {name}")
     return text[start:end], end + len(mark)
-
-
-def _next(text: str, start: int) -> int:
-    """Return the place at which reading goes on after a malformed call: after its end, or at the next beginning."""
-    end, begin = text.find(_END, start), text.find(_BEGIN, start)
-    if end < 0 or 0 <= begin < end:
-        return begin if begin >= 0 else len(text)
-    return end + len(_END)
-
-
-def _skip_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return place if found is None else found.end()
 
 
 def _parameters(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

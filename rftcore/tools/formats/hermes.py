@@ -5,6 +5,7 @@ from __future__ import annotations
 from rftcore.tools.calls import MAX_CALLS, Call, CallError, Parsed, ToolCall
 from rftcore.tools.formats.json_text import InvalidJsonError, decoded_object, written
 from rftcore.tools.formats.named_calls import named_call, outside, too_many
+from rftcore.tools.formats.places import after_malformed, after_space
 from rftcore.tools.formats.thoughts import after_thoughts
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -25,30 +26,16 @@ def parse(text: str) -> Parsed:
 
 def _call(text: str, start: int, number: int) -> tuple[Call, int]:
     """Return the call after its beginning, and the place after its end."""
-    first = _skip_space(text, start)
+    first = after_space(text, start)
     try:
         value, end = decoded_object(text, first)
     except InvalidJsonError as error:
-        return CallError("invalid_call", str(error), number), _next(text, start)
-    end = _skip_space(text, end)
+        return CallError("invalid_call", str(error), number), after_malformed(text, start, _BEGIN, _END)
+    end = after_space(text, end)
     if end < len(text) and not text.startswith(_END, end):
         what = f"{text[end : end + 20]!r} follows the JSON object in place of {_END}"
-        return CallError("invalid_call", what, number), _next(text, end)
+        return CallError("invalid_call", what, number), after_malformed(text, end, _BEGIN, _END)
     return named_call(value, number, "arguments"), end + len(_END)
-
-
-def _next(text: str, start: int) -> int:
-    """Return the place at which reading goes on after a malformed call: after its end, or at the next beginning."""
-    end, begin = text.find(_END, start), text.find(_BEGIN, start)
-    if end < 0 or 0 <= begin < end:
-        return begin if begin >= 0 else len(text)
-    return end + len(_END)
-
-
-def _skip_space(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
 
 
 def render(calls: list[ToolCall], content: str = "") -> str:
