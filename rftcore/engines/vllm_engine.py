@@ -90,7 +90,8 @@ class VllmEngine(DrivenEngine):
         from vllm.platforms import current_platform
 
         if config.own_process or (config.own_process is None and current_platform.is_cuda_alike()):
-            fork_core(_CORE_MODULES)
+            if not current_platform.is_rocm():  # not tried there
+                fork_core(_CORE_MODULES)
             return
         with large_imports():
             for module in _CORE_MODULES:

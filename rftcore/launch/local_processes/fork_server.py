@@ -214,16 +214,16 @@ class _Server:
         self._connection = connection
         self._children: dict[int, Child] = {}
         self._waiting: list[WaitingChild] = []
-        self._requests: list[_Start | _Kill] = []  # that came during the imports
+        self._requests: list[_Start | _Kill | _Wait] = []  # that came during the imports, in their order
 
     def fork_preloads(self) -> None:
         """Fork the processes that were requested so far, between two imports: they do not wait for what only other roles need."""
         with contextlib.suppress(EOFError, OSError):  # `rft run` has ended, which `serve` finds, too
             while self._connection.poll():
                 request = self._connection.recv()
-                if isinstance(request, _Wait):
+                if isinstance(request, _Wait) and not self._requests:
                     self._preload(request.preloads)
-                else:
+                else:  # a role that was requested takes its process before one that is not needed is ended
                     self._requests.append(request)
 
     def serve(self) -> None:

@@ -218,6 +218,7 @@ if "other" in preloads:
 while sys.argv[4] == "ends" and lives():
     time.sleep(0.01)
 server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {"WHICH": "this"}), folder / "log")
+server.preload([])
 (folder / "started").touch()
 events = []
 while len(events) < 2:
