@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ async def verifiers(
 
     Each agent of an environment with several is a role of the rollout, with chats, experiences and a reward of its own, unless another model was chosen for it.
     The rollout's reward is that of the first role that verifiers calls trainable; the answers of the others get the loss mask 0.
+    If a limit ends the episode, each of these roles is rewarded by the reward functions alone.
 
     The parts are verifiers' rewards without their weights, so that `reward` is not their sum. Metrics of verifiers are metrics of the last turn. One
     process per environment serves all rollouts of an explorer. Programs run on this host and without a shell, unless `environment_args` names another
@@ -66,55 +67,104 @@ async def verifiers(
 
 
 async def _score(task: Task, model: Model, score: Scorer, episode: Mapping[str, Any], roles: Sequence[str]) -> Score:
-    """Return the score of a finished episode.
+    """Return the score of a finished episode. Answers of agents that are not trained get the loss mask 0, also in an episode that a limit ended.
 
     Args:
         roles: those that the policy plays; empty for an environment with one agent.
 
     Raises:
-        LimitReachedError: a limit of the rollout ended it before it was scored.
+        LimitReachedError: a limit of the rollout ended it before it was scored, and the last turn is what can be scored.
         FunctionFailedError, InfrastructureError, RftError: it failed.
     """
     traces = episode["traces"]
     errors = [*episode["errors"], *(error for trace in traces for error in trace["errors"])]
-    if errors:
-        if model.stop_reason is not None and model.turns:
-            raise LimitReachedError(model.stop_reason, f"a limit of the rollout was reached: {errors[-1]['message']}")
+    if errors and (model.stop_reason is None or not model.turns):
         raise episode_failure(errors)
-    agents = [trace["agent"] for trace in traces]
+    if roles or not errors:
+        _refuse_unassignable([trace["agent"] for trace in traces], roles)
+    if roles:
+        _leave_out(model, {trace["agent"] for trace in traces if trace["trainable"]}.intersection(roles))
+    elif traces and not traces[0]["trainable"]:
+        raise _nothing_trainable(traces)
+    by_agent = {trace["agent"]: trace for trace in traces}
+    if errors:
+        what = f"a limit of the rollout was reached: {errors[-1]['message']}"
+        found = await _score_by_role(task, model, score, by_agent, roles, is_scored=False)
+        if not found.parts:  # there is one agent, or no reward function
+            raise LimitReachedError(str(model.stop_reason), what)
+        return found
+    if not model.turns:
+        raise RftError("the episode of verifiers ended before the model's first answer")
+    if not traces:
+        raise RftError("the episode of verifiers has no trace of an agent")
+    if not roles:
+        [trace] = traces
+        judged = await _judged(task, score, trace, model.turns[-1])
+        return Score(trace["reward"] + judged.reward, {**trace["rewards"], **judged.parts})
+    found = await _score_by_role(task, model, score, by_agent, roles, is_scored=True)
+    if not found.by_role:
+        raise _nothing_trainable(traces)
+    return found
+
+
+def _refuse_unassignable(agents: Sequence[str], roles: Sequence[str]) -> None:
+    """Refuse an episode of which it is not known whose trace a turn belongs to.
+
+    Raises:
+        RftError: an agent ran several times, or an environment with one agent has traces of several.
+    """
     if len(set(agents)) < len(agents):
         raise RftError(
             "an agent of the verifiers environment ran several times in an episode, and its requests cannot be assigned to its runs",
             value=agents,
             todo="use an environment in which each agent runs once",
         )
-    if not model.turns:
-        raise RftError("the episode of verifiers ended before the model's first answer")
-    if not roles:
-        [trace] = traces
-        judged = await _judged(task, score, trace, model.turns[-1])
-        return Score(trace["reward"] + judged.reward, {**trace["rewards"], **judged.parts})
-    return await _score_by_role(task, model, score, {trace["agent"]: trace for trace in traces}, roles)
+    if not roles and len(agents) > 1:
+        raise RftError(
+            "the verifiers environment declares one agent, and its episode has several, whose requests cannot be told apart",
+            value=agents,
+            todo="declare each agent in the environment",
+        )
+
+
+def _leave_out(model: Model, trained: Set[str]) -> None:
+    """Give the loss mask 0 to the answers of all other roles, and to those of no role."""
+    for turn in model.turns:
+        if turn.sequence.role not in trained:
+            turn.sequence.loss_mask = [False] * len(turn.response_token_ids)
+
+
+def _nothing_trainable(traces: Sequence[Mapping[str, Any]]) -> RftError:
+    return RftError(
+        "no agent of the verifiers environment that the model plays is trainable",
+        value=[trace["agent"] for trace in traces],
+    )
 
 
 async def _score_by_role(
-    task: Task, model: Model, score: Scorer, traces: Mapping[str, Mapping[str, Any]], roles: Sequence[str]
+    task: Task,
+    model: Model,
+    score: Scorer,
+    traces: Mapping[str, Mapping[str, Any]],
+    roles: Sequence[str],
+    *,
+    is_scored: bool,
 ) -> Score:
+    """Return the score of the roles that are trained and have answered.
+
+    Args:
+        is_scored: whether verifiers scored the episode. If not, the rewards are those of the reward functions alone.
+    """
     by_role, parts = dict[str, float](), dict[str, float]()
-    for agent, trace in traces.items():
+    for agent, trace in traces.items() if is_scored else ():
         parts |= {agent: trace["reward"]} | {f"{agent}.{name}": value for name, value in trace["rewards"].items()}
     for role in roles:
         turns = [turn for turn in model.turns if turn.sequence.role == role]
         if turns and role in traces and traces[role]["trainable"]:
             judged = await _judged(task, score, traces[role], turns[-1])
-            by_role[role] = traces[role]["reward"] + judged.reward
+            by_role[role] = judged.reward + (traces[role]["reward"] if is_scored else 0.0)
             parts |= {f"{role}.{name}": value for name, value in judged.parts.items()}
-            continue
-        for turn in turns:
-            turn.sequence.loss_mask = [False] * len(turn.response_token_ids)
-    if not by_role:
-        raise RftError("no agent of the verifiers environment that the model plays is trainable", value=list(traces))
-    return Score(next(iter(by_role.values())), parts, by_role)
+    return Score(next(iter(by_role.values()), 0.0), parts, by_role)
 
 
 async def _judged(task: Task, score: Scorer, trace: Mapping[str, Any], turn: Turn) -> Score:
