@@ -178,6 +178,37 @@ def test_an_upgrade_fills_what_it_adds_from_what_is_there_and_grants_it(old: Dat
     old.close()
 
 
+def test_an_upgrade_knows_what_answered_a_review_and_which_reviews_wait(old: Database, next_version: str) -> None:
+    review = (
+        "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, asked_at, deadline, answer, answer_id, author,"
+        " session_user_name, answered_at) VALUES (1, 1, 1, %s, '?', 'drop', now() - interval '2 h', now() + %s::interval, %s, 99, 'ada', 'ada', %s)"
+    )
+    label = (
+        "INSERT INTO rft.label (experience_id, new_value, author, session_user_name, label_batch_id, labelled_at)"
+        " VALUES (1, 1, 'ada', 'ada', 1, now() - %s::interval) RETURNING label_id"
+    )
+    with old.transaction() as connection:
+        connection.execute("SET LOCAL session_replication_role = replica")
+        (answered_by,) = connection.execute(label, ["1 s"]).fetchall()
+        connection.execute(label, ["1 h"])  # a restored backup has the rows of all transactions in one
+        for name, until, answer in (("told", "1 h", "pass"), ("late", "-1 h", None), ("open", "1 h", None)):
+            connection.execute(review, [name, until, answer, "now" if answer else None])
+        connection.execute("UPDATE rft.experience SET reward = 1e39, reward_sampled = 1e39 WHERE experience_id = 2")
+        connection.execute("UPDATE rft.archive SET status = 'archived'")
+    assert migrate(old) == next_version
+    with old.transaction() as connection:
+        told = connection.execute("SELECT reward_label_id AS id FROM rft.review WHERE name = 'told'").fetchall()
+        asked = connection.execute("SELECT name FROM rft.question JOIN rft.review USING (review_id)").fetchall()
+        # A reward of before refuses no purge.
+        connection.execute("UPDATE rft.archive SET status = 'restored'")
+        connection.execute("SET LOCAL rft.purge = '1'")
+        connection.execute("UPDATE rft.experience SET response = '[purged]' WHERE experience_id = 2")
+        with pytest.raises(psycopg.errors.CheckViolation, match="the reward of experience 2 is as great"):
+            connection.execute("UPDATE rft.experience SET reward = 2e39 WHERE experience_id = 2")
+    assert told == [{"id": answered_by["label_id"]}] and asked == [{"name": "open"}]
+    old.close()
+
+
 def test_an_upgrade_that_fails_changes_nothing(old: Database, next_version: str) -> None:
     with old.connection() as connection:
         connection.execute("CREATE TABLE rft.task_word (mine text)")  # as the last file of the version would

@@ -19,6 +19,18 @@ COMMENT ON COLUMN rft.review.passing IS 'Choices that pass; NULL for numbers and
 
 COMMENT ON COLUMN rft.review.reward_label_id IS 'The label whose reward was the answer, which is undone with it; NULL if there is no answer, or another one.';
 
+-- Answers of before: the label that was stored in the transaction of the answer, by its account. A restored backup has its rows from one transaction, so
+-- the two are also compared by the clock.
+ALTER TABLE rft.review DISABLE TRIGGER USER;
+UPDATE rft.review w SET reward_label_id = l.label_id
+FROM (SELECT r.review_id, max(n.label_id) AS label_id
+      FROM rft.review r JOIN rft.label n USING (experience_id)
+      WHERE r.answer = 'pass' AND n.label_id < r.answer_id AND n.xmin = r.xmin AND n.session_user_name = r.session_user_name
+        AND n.labelled_at BETWEEN r.answered_at - interval '1 min' AND r.answered_at
+      GROUP BY r.review_id) l
+WHERE w.review_id = l.review_id;
+ALTER TABLE rft.review ENABLE TRIGGER USER;
+
 -- What people say counts once per account: their newest annotation that stands.
 CREATE FUNCTION rft.review_decision(w rft.review) RETURNS rft.review_answer
 LANGUAGE sql STABLE

@@ -18,8 +18,6 @@ CREATE TABLE rft.question (
     asked_at timestamptz NOT NULL DEFAULT rft.clock(),
     CHECK (review_id IS NOT NULL OR kind IS NOT NULL)
 );
-CREATE TRIGGER archived_question_insert AFTER INSERT ON rft.question REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
 -- The order of the queue. Nothing but the open ones is read to find the next.
 CREATE INDEX question_queue ON rft.question (queue, priority DESC, deadline, question_id) WHERE is_open;
 CREATE UNIQUE INDEX question_target ON rft.question (target_id, kind) WHERE review_id IS NULL;
@@ -138,8 +136,11 @@ END
 $$;
 COMMENT ON FUNCTION rft.ask_review() IS 'Trigger: keeps the question of a review. Owner''s rights, to write questions.';
 CREATE TRIGGER review_question AFTER INSERT OR UPDATE ON rft.review FOR EACH ROW EXECUTE FUNCTION rft.ask_review();
+-- The open reviews of before. Those of archived runs are handed out once the runs are restored.
 INSERT INTO rft.question (review_id, target_id, deadline, asked_at)
-SELECT w.review_id, w.experience_id, w.deadline, w.asked_at FROM rft.review w WHERE w.answer IS NULL ORDER BY w.review_id;
+SELECT w.review_id, w.experience_id, w.deadline, w.asked_at FROM rft.review w WHERE w.answer IS NULL AND w.deadline > rft.clock() ORDER BY w.review_id;
+CREATE TRIGGER archived_question_insert AFTER INSERT ON rft.question REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
 
 -- An annotation answers the questions about its target, and the reviews among them. Locks: experiences, then reviews, then groups, then questions, as
 -- everywhere. Owner's rights, as rft.record_annotations. By the names of triggers, it comes after that one.
