@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from rftdata.errors import BufferUnavailableError
+from rftdata.errors import BufferUnavailableError, ConfigError
 
+# The name of the key may have escapes: `pass%77ord`.
+_IN_QUERY = re.compile(f"({''.join(f'(?:{each}|%{ord(each):02x})' for each in 'password')}=)[^&\\s]*", re.IGNORECASE)
 _SERVER_SCHEMES = ("postgresql://", "postgres://")
 
 
@@ -53,17 +55,32 @@ def place_name(uri: str) -> str:
     return redacted(uri) if is_server(uri) else str(Path(uri).resolve())
 
 
-def redacted(uri: str) -> str:
-    """Return a connection string without its password."""
-    return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
+def redacted(text: str) -> str:
+    """Return a connection string, or a text with one, without its passwords."""
+    return _IN_QUERY.sub(r"\1…", re.sub(r"(//[^:/@\s]*):[^\s?\"']*@", r"\1:…@", text))
 
 
 def split_password(uri: str) -> tuple[str, str | None]:
-    """Return a buffer without its password, which a command line would show to all accounts of the machine, and the password; None if it has none."""
-    in_address = re.search(r"(?<=//)([^:/@]*):([^@/]*)@", uri)
-    if in_address:
-        return f"{uri[: in_address.start()]}{in_address[1]}@{uri[in_address.end() :]}", unquote(in_address[2])
-    in_query = re.search(r"(?<=[?&])password=([^&]*)&?", uri)
-    if in_query:
-        return (uri[: in_query.start()] + uri[in_query.end() :]).rstrip("?&"), unquote(in_query[1])
-    return uri, None
+    """Return a buffer without its password, which a command line would show to all accounts of the machine, and the password; None if it has none.
+
+    Raises:
+        ConfigError: it has another secret, or its password cannot be separated.
+    """
+    if not is_server(uri):
+        return uri, None
+    from psycopg.conninfo import conninfo_to_dict
+
+    values = conninfo_to_dict(uri)
+    password = values.pop("password", None)
+    address, _, query = re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1@", uri).partition("?")
+    kept = "&".join(each for each in query.split("&") if unquote(each.partition("=")[0]) != "password")
+    bare = f"{address}?{kept}" if kept else address
+    ports = str(values.get("port", "")).replace(",", "")
+    if "sslpassword" in values or conninfo_to_dict(bare) != values or (ports and not ports.isdigit()):
+        raise ConfigError(
+            "the URL of the buffer has a secret that would be visible to other users of this machine",
+            value=place_name(uri),
+            allowed="one password, and no sslpassword",
+            todo="write it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with a key of TLS that needs no password",
+        )
+    return bare, None if password is None else str(password)

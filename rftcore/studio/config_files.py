@@ -75,11 +75,12 @@ class ConfigFolder:
         with self._parent(name) as (folder, last):
             return self._read(folder, last, name)
 
-    def write(self, name: str, text: str, digest: str) -> ConfigFile:
+    def write(self, name: str, text: str, digest: str, *, source: str | None = None) -> ConfigFile:
         """Replace a file that is still what its writer has seen, and return it as it is now.
 
         Args:
             digest: of what the writer has seen; empty for a file that does not exist yet.
+            source: the file whose text this was; a new file is as private as that one.
 
         Raises:
             FileRefusedError: see `read`.
@@ -98,22 +99,24 @@ class ConfigFolder:
             data = whole.replace("\n", "\r\n").encode() if before and before.has_crlf else whole.encode()
             if len(data) > _MOST_BYTES:
                 raise FileRefusedError("a configuration file is too large", allowed=f"at most {_MOST_BYTES} bytes")
-            mode = stat.S_IMODE(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode) if before else 0o644
-            _replace(folder, last, data, mode)
+            _replace(folder, last, data, self._mode(name if before else source))
             return self._read(folder, last, name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Path]:
         """Yield the folder for the studio's own files, while no other studio writes into this folder or starts a run from it."""
         place = self.path / STATE_FOLDER
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(place, 0o700)
-            (place / ".gitignore").write_text("*\n", encoding="utf-8")
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(place, 0o700)
             folder = os.open(place, _FOLDER)
         except OSError as error:
-            raise FileRefusedError(f"the studio cannot use its folder: {error.strerror}", value=str(place)) from error
+            raise _unusable(place, error) from error
         try:
+            try:
+                _ignore(folder)
+            except OSError as error:
+                raise _unusable(place, error) from error
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield place
         finally:
@@ -153,6 +156,16 @@ class ConfigFolder:
         finally:
             os.close(folder)
 
+    def _mode(self, name: str | None) -> int | None:
+        """Return the mode of a file; None if there is none."""
+        if name is None:
+            return None
+        try:
+            with self._parent(name) as (folder, last):
+                return stat.S_IMODE(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+        except FileRefusedError:
+            return None
+
     def _present(self, folder: int, last: str, name: str) -> ConfigFile | None:
         try:
             return self._read(folder, last, name)
@@ -162,7 +175,7 @@ class ConfigFolder:
     def _read(self, folder: int, last: str, name: str) -> ConfigFile:
         # Without waiting: a pipe of this name must not block the page.
         descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        with open(descriptor, "rb") as file:
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
                 raise FileRefusedError(
@@ -170,7 +183,10 @@ class ConfigFolder:
                     value=name,
                     allowed=f"a regular file of at most {_MOST_BYTES} bytes",
                 )
-            data = file.read(_MOST_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(_MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -182,15 +198,36 @@ def _is_plain(name: str) -> bool:
     return bool(name) and name.isprintable() and name not in (".", "..") and "\\" not in name
 
 
-def _replace(folder: int, last: str, data: bytes, mode: int) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
+def _unusable(place: Path, error: OSError) -> FileRefusedError:
+    return FileRefusedError(
+        f"the studio cannot use its folder: {error.strerror}",
+        value=str(place),
+        todo="let the user of the studio write there",
+    )
+
+
+def _ignore(folder: int) -> None:
+    """Keep the records out of the repository of the configurations."""
+    with contextlib.suppress(FileExistsError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(".gitignore", flags, 0o600, dir_fd=folder), "wb") as file:
+            file.write(b"*\n")
+
+
+def _replace(folder: int, last: str, data: bytes, mode: int | None) -> None:
+    """Write a file so that a crash leaves the old one or the new one.
+
+    Args:
+        mode: None for that which the umask gives to new files.
+    """
     draft = f".{last}.{secrets.token_hex(4)}.unfinished"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(draft, flags, 0o600, dir_fd=folder), "wb") as file:
+        with open(os.open(draft, flags, 0o666 if mode is None else 0o600, dir_fd=folder), "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), mode)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.studio.config_files import STATE_FOLDER, ConfigFolder
+from rftcore.studio.oidc.settings import CLIENT_SECRET
 from rftdata.config import BufferConfig
 from rftdata.errors import ConflictError, QueryError
 from rftdata.files.durable import write_whole
@@ -99,9 +100,12 @@ class RunStart:
     def last_lines(self) -> str:
         """Return the end of its log."""
         try:
-            with open(os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                return file.read(_TAIL_BYTES).decode(errors="replace").strip()
+            descriptor = os.open(self.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                begin = max(0, os.fstat(descriptor).st_size - _TAIL_BYTES)
+                return os.pread(descriptor, _TAIL_BYTES, begin).decode(errors="replace").strip()
+            finally:
+                os.close(descriptor)
         except OSError:
             return ""
 
@@ -218,12 +222,10 @@ class RunProcesses:
         uri, password = split_password(self._buffer.uri)
         uri = uri if is_server(uri) else str(Path(uri).resolve())
         options = ["--resume", *([resumes] if resumes else [])] if resumes is not None else []
-        settings = (
-            [f"--set=buffer.segments={json.dumps(str(Path(self._buffer.segments).resolve()))}"]
-            if self._buffer.segments
-            else []
-        )
-        arguments = [str(self._folder.path / file), *options, "--plain", f"--buffer={uri}", *settings]
+        # Of the studio's buffer, too, if the file names segments and the studio does not.
+        segments = None if self._buffer.segments is None else str(Path(self._buffer.segments).resolve())
+        of_buffer = [f"--buffer={uri}", f"--set=buffer.segments={json.dumps(segments)}"]
+        arguments = [str(self._folder.path / file), *options, "--plain", *of_buffer]
         descriptor = os.open(
             log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
@@ -231,7 +233,7 @@ class RunProcesses:
             output.write(f"{head}: rft run {' '.join(arguments)}\n".encode())
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "rftcore", "run", *arguments],
-                env=os.environ | ({} if password is None else {"PGPASSWORD": password}),
+                env=child_environment() | ({} if password is None else {"PGPASSWORD": password}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -249,6 +251,11 @@ class RunProcesses:
             return RunStart(**{**about, "process": Process(**about["process"])})
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables for programs that the studio starts: its own without its secret at the identity provider."""
+    return {name: value for name, value in os.environ.items() if name != CLIENT_SECRET}
 
 
 def _write(record: Path, made: RunStart) -> None:

@@ -228,13 +228,14 @@ def _sign_in_page(
     renderer: Renderer = request.app.state.renderer
     language = renderer.language_of(request)
     path = _own_path(request.query_params.get("next", "/"))
+    said = None if problem is None else translate(language, problem)
     oidc = request.app.state.settings.oidc
     text = renderer.render(
         "sign_in.html",
         language,
         session=None,
         path="/sign-in",
-        problem=None if problem is None else translate(language, problem).format(**named),
+        problem=said.format(**named) if said is not None and named else said,  # another may have the name of an account
         account=account,
         next=path,
         provider=None if oidc is None else oidc.shown_name,

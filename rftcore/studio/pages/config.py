@@ -26,7 +26,7 @@ from rftcore.studio.config_form import FormField, is_text, section_fields, secti
 from rftcore.studio.config_runs import ConfigRun, config_runs, mapping_of, run_names
 from rftcore.studio.failures import NotFoundError
 from rftcore.studio.page import Page
-from rftcore.studio.run_processes import RunProcesses
+from rftcore.studio.run_processes import RunProcesses, child_environment
 from rftcore.studio.visits import Visit, VisitOf
 from rftcore.studio.yaml_edits import with_value
 from rftdata.errors import ConfigError, ConflictError, QueryError
@@ -138,7 +138,7 @@ def save_as(visit: Visit, processes: Processes, file: Name, text: Text, name: Na
     _refuse_mistakes(text, file)
     folder, slash, _ = file.rpartition("/")
     name = name.strip() if name.strip().endswith((".yaml", ".yml")) else f"{name.strip()}.yaml"
-    saved = processes.folder.write(f"{folder}{slash}{name}", text, "")
+    saved = processes.folder.write(f"{folder}{slash}{name}", text, "", source=file)
     return Response(headers={"hx-redirect": f"/config?file={quote(saved.name)}"})
 
 
@@ -150,7 +150,14 @@ def check_part(visit: Visit, processes: Processes, file: Name, text: Text, diges
         raise HTTPException(429, visit.text("A check is running already."))
     try:
         command = [sys.executable, "-P", "-m", "rftcore", "check", str(processes.folder.path / file)]
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_CHECK_S, check=False)
+        done = subprocess.run(
+            command,
+            env=child_environment(),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_CHECK_S,
+            check=False,
+        )
         said, is_valid = done.stderr.decode(errors="replace").strip(), done.returncode == 0
     except subprocess.TimeoutExpired:
         said, is_valid = visit.text("The check did not end within five minutes."), False

@@ -265,3 +265,9 @@ def test_forged_origins_are_refused_for_every_write(owner: httpx.Client, studio_
             for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"X-Studio-Token": "x"}):
                 assert owner.post(path, data={"reward": "1"}, headers=headers).status_code == 403
     assert studio_buffer.sql(STATE).to_pylist() == before
+
+
+def test_a_name_with_braces_is_refused_in_words(site: Site, studio_buffer: rftdata.Buffer) -> None:
+    with account(studio_buffer, "x{0}{b}", None), site.stranger(**FROM_HERE) as client:
+        told = client.post("/sign-in", data={"account": "x{0}{b}", "password": PASSWORD})
+        assert told.status_code == 401 and "the account x{0}{b} may not read the buffer" in told.text

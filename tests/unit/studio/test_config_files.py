@@ -92,3 +92,38 @@ def test_a_folder_for_records_that_is_a_link_is_refused(folder: ConfigFolder) ->
     (folder.path / ".rft-studio").symlink_to(folder.path.parent / "outside")
     with pytest.raises(FileRefusedError, match="cannot use its folder"), folder.locked():
         pass
+
+
+def test_a_new_file_has_the_mode_of_its_source_or_of_the_umask(folder: ConfigFolder) -> None:
+    (folder.path / "run.yaml").chmod(0o600)
+    folder.write("copy.yaml", "steps: 1\n", "", source="run.yaml")
+    assert (folder.path / "copy.yaml").stat().st_mode & 0o777 == 0o600
+    before = os.umask(0o027)
+    try:
+        folder.write("new.yaml", "steps: 1\n", "")
+        folder.write("other.yaml", "steps: 1\n", "", source="gone.yaml")
+    finally:
+        os.umask(before)
+    assert (folder.path / "new.yaml").stat().st_mode & 0o777 == 0o640
+    assert (folder.path / "other.yaml").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_leaves_no_descriptor_open(folder: ConfigFolder) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("folder.yaml", "pipe.yaml", "link.yaml", "nowhere.yaml", "sub/none.yaml"):
+        for _ in range(3):
+            with pytest.raises((FileRefusedError, OSError)):
+                folder.read(name)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_words() -> None:
+    with pytest.raises(FileRefusedError, match="cannot use its folder"), ConfigFolder(Path("/proc/self")).locked():
+        pass
+
+
+def test_the_ignore_file_of_the_records_is_written_again(folder: ConfigFolder) -> None:
+    for _ in range(2):
+        with folder.locked() as place:
+            assert (place / ".gitignore").read_text() == "*\n"
+            (place / ".gitignore").unlink()

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rftcore.studio import run_processes
 from rftcore.studio.config_files import ConfigFolder
+from rftcore.studio.oidc.settings import CLIENT_SECRET
 from rftcore.studio.run_processes import Process, RunProcesses
 from rftdata.config import BufferConfig
 from rftdata.errors import ConflictError
@@ -115,3 +117,29 @@ def test_stop_of_another_users_process_says_so(
     with pytest.raises(ConflictError, match="belongs to another user"):
         processes.stop(of_run, "o", "o")
     assert processes.stopped_by(of_run) is None
+
+
+def test_a_run_gets_the_studios_buffer_alone_and_no_secret_on_its_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text("run: {name: x}\nbuffer: {uri: elsewhere, segments: elsewhere}\n")
+    monkeypatch.setenv(CLIENT_SECRET, "of the provider")
+    seen: dict[str, Any] = {}
+
+    def popen(arguments: list[str], env: dict[str, str], **others: Any) -> subprocess.Popen[bytes]:
+        seen.update(arguments=arguments, env=env)
+        return started([sys.executable, "-c", ""])
+
+    started = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    for segments, expected in ((None, "null"), (str(tmp_path), f'"{tmp_path}"')):
+        buffer = BufferConfig(
+            uri="postgresql://u@127.0.0.1:1/d?pass%77ord=s3cret&application_name=x", segments=segments
+        )
+        processes = RunProcesses(ConfigFolder(tmp_path), buffer, "here")
+        made = start(processes, "ab"[segments is None])
+        assert f"--set=buffer.segments={expected}" in seen["arguments"]
+        assert "--buffer=postgresql://u@127.0.0.1:1/d?application_name=x" in seen["arguments"]
+        assert seen["env"]["PGPASSWORD"] == "s3cret" and CLIENT_SECRET not in seen["env"]
+        assert "s3cret" not in Path(made.log).read_text()
+        wait_until(lambda processes=processes: processes.starts()[0].exit_code is not None)
