@@ -31,6 +31,12 @@ class RateLimit:
             uses.append(now)
             return 0.0
 
+    def take_back(self, name: str) -> None:
+        """Forget the newest use of a name."""
+        with self._lock:
+            if uses := self._uses.get(name):
+                uses.pop()
+
     def forget(self, name: str) -> None:
         """Forget the uses of a name."""
         with self._lock:

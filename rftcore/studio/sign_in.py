@@ -56,8 +56,8 @@ def sign_in(request: Request, account: Annotated[str, Form()], password: Annotat
     """Sign in with an account of the database."""
     state = request.app.state
     # Together, so that neither guesses at one account from many addresses nor at many accounts from one address come far.
-    names = [f"account {account[:_MAX_NAME]}", f"from {_client(request)}"]
-    if max([state.sign_ins.wait_s(name) for name in names]) > 0:
+    of_account, of_address = f"account {account[:_MAX_NAME]}", f"from {_client(request)}"
+    if max([state.sign_ins.wait_s(name) for name in (of_account, of_address)]) > 0:
         return _sign_in_page(request, 429, "Too many attempts. Wait a minute, then try again.", account)
     if len(account) > _MAX_NAME or len(password) > _MAX_NAME or "\0" in account + password:
         return _sign_in_page(request, 401, "The name or the password is wrong.", account)
@@ -67,21 +67,25 @@ def sign_in(request: Request, account: Annotated[str, Form()], password: Annotat
         return _sign_in_page(request, 401, "The name or the password is wrong.", account)
     except SignInError as error:
         return _refused(request, error, account)
-    for name in names:
-        state.sign_ins.forget(name)
+    state.sign_ins.forget(of_account)
+    state.sign_ins.take_back(of_address)  # its failures at other accounts stay counted
     path = _own_path(request.query_params.get("next", "/"))
     return _begin(request, session, RedirectResponse(path, status_code=303))
 
 
 @router.get("/sign-in/provider")
 def ask_provider(request: Request) -> Response:
-    """Send the browser to the provider."""
+    """Send the browser to the provider. From a page of another site, which could sign a person in without their will, show the form."""
     state = request.app.state
     if state.provider is None:
         return RedirectResponse("/sign-in", status_code=303)
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        return _sign_in_page(request, 200)
     if state.provider_visits.wait_s(_client(request)) > 0:
         return _sign_in_page(request, 429, "Too many attempts. Wait a minute, then try again.")
-    flow = state.flows.begin(_own_path(request.query_params.get("next", "/")))
+    former: Session | None = request.state.session
+    path = _own_path(request.query_params.get("next", "/"))
+    flow = state.flows.begin(path, None if former is None else former.cookie)
     try:
         address = state.provider.address(flow, state.origin + PROVED)
     except RftError as error:
@@ -117,7 +121,7 @@ def proved(request: Request, state: str = "", code: str = "", error: str = "", i
     try:
         parts.provider.check_issuer(iss)
         proof = proof_of(parts.provider.claims(flow, code, parts.origin + PROVED), parts.settings.oidc)
-        session = parts.sessions.sign_in_by_provider(proof, request.state.session)
+        session = parts.sessions.sign_in_by_provider(proof, request.state.session or parts.sessions.find(flow.former))
     except UnknownPersonError as unknown:
         return _sign_in_page(
             request,
@@ -192,9 +196,9 @@ def _goes_on(request: Request, path: str) -> Response:
 
 
 def _client(request: Request) -> str:
-    """Return the address of the browser; behind a proxy, what the proxy has appended."""
+    """Return the address of the browser; behind a proxy, what the proxy has appended, perhaps as a header of its own."""
     if request.app.state.settings.behind_proxy:
-        return request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        return ",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
     return request.client.host if request.client else ""
 
 

@@ -30,6 +30,7 @@ class OidcProvider:
         forge: makes a token of the right claims; None: the right token.
         metadata: added to the discovery document.
         keys_asked: how often the keys were asked for.
+        keys_s: how long their answer takes.
         answers: replaces the answer of a path; None: as usual.
     """
 
@@ -41,7 +42,7 @@ class OidcProvider:
         self.forge: Callable[[Claims], str] | None = None
         self.metadata: Claims = {}
         self.answers: dict[str, tuple[int, bytes]] = {}
-        self.keys_asked = 0
+        self.keys_asked, self.keys_s = 0, 0.0
         self._codes: dict[str, Claims] = {}
 
     def sign(self, claims: Claims, key: RSAKey | ECKey | None = None, **header: Any) -> str:
@@ -118,6 +119,7 @@ def open_provider() -> Iterator[OidcProvider]:
                 self._send(303, b"", address)
             elif path == "/keys":
                 provider.keys_asked += 1
+                time.sleep(provider.keys_s)
                 self._send_json(200, KeySet([provider.key, provider.curve]).as_dict(private=False))
             else:
                 self._send_json(200, provider.discovery())

@@ -24,6 +24,7 @@ class Flow:
 
     Attributes:
         path: where the person wants to go.
+        former: cookie of the session of this browser, which ends with the sign-in; the strict cookie does not come with the provider's answer.
         state: returned by the provider in the address.
         browser: secret in a cookie of the browser, so that no other browser can end this sign-in.
         nonce: returned by the provider in the token, so that no token of another sign-in fits.
@@ -31,6 +32,7 @@ class Flow:
     """
 
     path: str
+    former: str | None = field(default=None, repr=False)
     state: str = field(default_factory=_secret)
     browser: str = field(default_factory=_secret)
     nonce: str = field(default_factory=_secret)
@@ -51,9 +53,9 @@ class Flows:
         self._lock = threading.Lock()
         self._flows: dict[str, Flow] = {}  # the oldest first
 
-    def begin(self, path: str) -> Flow:
+    def begin(self, path: str, former: str | None = None) -> Flow:
         """Return a new one. Of more than two thousand, the oldest ends."""
-        flow = Flow(path)
+        flow = Flow(path, former)
         with self._lock:
             self._flows[flow.state] = flow
             while len(self._flows) > _MOST:

@@ -45,7 +45,9 @@ class Provider:
         self._metadata: dict[str, Any] = {}
         self._metadata_until = 0.0
         self._keys: list[dict[str, Any]] = []
+        self._asking = threading.Lock()  # one asks for keys, and others wait for its answer
         self._keys_asked = -math.inf
+        self._no_keys: tuple[float, ProviderError] | None = None
 
     def close(self) -> None:
         """Close the connections."""
@@ -157,15 +159,27 @@ class Provider:
             ]
 
     def _ask_for_keys(self) -> None:
-        with self._lock:
+        """Ask for the keys, but not soon after they have arrived. Sign-ins at once share one answer, and one failure.
+
+        Raises:
+            ProviderError: they do not arrive. The next sign-in asks again.
+        """
+        begun = time.monotonic()
+        with self._asking:
             if time.monotonic() - self._keys_asked < _ASK_AGAIN_S:
                 return
+            if self._no_keys is not None and self._no_keys[0] > begun:
+                raise ProviderError(str(self._no_keys[1])) from self._no_keys[1]
+            try:
+                keys = self._ask("GET", self._endpoint("jwks_uri")).get("keys")
+                if not isinstance(keys, list):
+                    raise ProviderError("the identity provider has sent no keys")
+            except ProviderError as error:
+                self._no_keys = time.monotonic(), error
+                raise
+            with self._lock:
+                self._keys = [key for key in keys if isinstance(key, dict)]
             self._keys_asked = time.monotonic()
-        keys = self._ask("GET", self._endpoint("jwks_uri")).get("keys")
-        if not isinstance(keys, list):
-            raise ProviderError("the identity provider has sent no keys")
-        with self._lock:
-            self._keys = [key for key in keys if isinstance(key, dict)]
 
     def _known(self) -> dict[str, Any]:
         """Return what the provider says about itself, at most an hour old."""

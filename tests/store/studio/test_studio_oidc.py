@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,10 @@ def oidc_site(studio_buffer: rftdata.Buffer, oidc: OidcSettings) -> Iterator[Sit
 
 @pytest.fixture(autouse=True)
 def as_usual(provider: OidcProvider) -> Iterator[None]:
-    person = dict(provider.person)
+    person, key = dict(provider.person), provider.key
     yield
-    provider.forge, provider.metadata, provider.answers, provider.person = None, {}, {}, person
+    provider.key = key
+    provider.forge, provider.metadata, provider.answers, provider.person, provider.keys_s = None, {}, {}, person, 0.0
 
 
 def answer_of(client: httpx.Client, next_path: str = "/review") -> str:
@@ -298,6 +300,36 @@ def test_unknown_keys_are_asked_for_once_in_a_while(oidc_site: Site, provider: O
         for _ in range(5):
             assert sign_in(client).status_code == 401
     assert provider.keys_asked <= before + 1
+
+
+def test_first_sign_ins_at_once_share_the_keys_and_a_failure_is_not_kept(
+    studio_buffer: rftdata.Buffer, provider: OidcProvider, oidc: OidcSettings
+) -> None:
+    with open_site(studio_buffer, oidc=oidc) as site, ExitStack() as stack:
+        clients = [stack.enter_context(site.stranger()) for _ in range(3)]
+        provider.answers = {"/keys": (500, b"{}")}
+        assert sign_in(clients[0]).status_code == 503
+        provider.answers, provider.keys_s = {}, 0.5
+        before = provider.keys_asked
+        addresses = [answer_of(client) for client in clients]
+        with ThreadPoolExecutor() as threads:
+            answers = list(threads.map(lambda client, address: client.get(address), clients, addresses))
+        assert [answer.status_code for answer in answers] == [200] * 3 and provider.keys_asked == before + 1
+
+
+def test_a_sign_in_ends_the_former_session_and_begins_on_a_page_of_the_studio(oidc_site: Site) -> None:
+    sessions = oidc_site.server.studio.sessions._sessions
+    with oidc_site.stranger() as client:
+        assert sign_in(client).status_code == 200
+        name = oidc_site.server.studio.app._app.state.cookie_name  # type: ignore[attr-defined]
+        former = client.cookies[name]
+        address = answer_of(client)
+        for site_of_link in ("cross-site", "same-site"):
+            told = client.get("/sign-in/provider", headers={"Sec-Fetch-Site": site_of_link})
+            assert told.status_code == 200 and "/sign-in/provider?next=" in told.text
+        del client.cookies[name]  # as a browser that another site redirects
+        assert client.get(address).status_code == 200
+        assert client.cookies[name] != former and former not in sessions
 
 
 def test_a_proved_session_ends_although_it_is_used(oidc_site: Site) -> None:

@@ -120,6 +120,24 @@ def test_sign_in_is_limited(studio_buffer: rftdata.Buffer, ada: str) -> None:
         assert client.post("/sign-in", data={"account": ada, "password": PASSWORD}).status_code == 429
 
 
+def test_a_success_and_a_forged_header_do_not_hide_failures_of_an_address(
+    studio_buffer: rftdata.Buffer, ada: str
+) -> None:
+    with open_site(studio_buffer, behind_proxy=True, hosts=("127.0.0.1",)) as site:
+
+        def try_it(account: str, password: str, forged: str) -> int:
+            # A proxy may append the address as a header of its own.
+            headers = [("x-forwarded-for", forged), ("x-forwarded-for", "203.0.113.9"), *FROM_HERE.items()]
+            with site.stranger() as client:
+                return client.post(
+                    "/sign-in", data={"account": account, "password": password}, headers=headers
+                ).status_code
+
+        assert [try_it(f"guessed_{n}", "x", f"6.6.6.{n}") for n in range(4)] == [401] * 4
+        assert [try_it(ada, PASSWORD, "6.6.6.7") for _ in range(2)] == [303] * 2
+        assert [try_it(f"guessed_{n}", "x", f"6.6.7.{n}") for n in range(2)] == [401, 429]
+
+
 @pytest.mark.parametrize(
     "headers",
     [
