@@ -49,9 +49,13 @@ class ToolTemplate:
         """Return the assistant's message of an answer, with its calls if the template can write them."""
         if len(parsed.calls) > 1 and not self.writes_several:
             return {"role": "assistant", "content": answer}
-        message = parsed.message(answer, "" if self.format is None else self.format.thoughts)
+        thoughts = "" if self.format is None else self.format.thoughts
+        message = parsed.message(answer, thoughts)
         if "tool_calls" in message:  # the template writes the tokens that mark them
             message["content"] = _without(self.special_tokens, message["content"]).strip()
+            if thoughts and message["content"]:  # such templates write no text between the thoughts and a call
+                message[thoughts] = "\n".join(filter(None, (message.get(thoughts), message["content"])))
+                message["content"] = ""
         return message
 
 

@@ -28,7 +28,7 @@ _WORDS = {"true": True, "false": False, "null": None, "None": None}
 
 def parse(text: str) -> Parsed:
     """Return content, thoughts and calls of an answer. The end of the last call may be missing."""
-    place = after_thoughts(text)
+    place = after_thoughts(text, (_THOUGHTS, _BEGIN))
     pieces, thoughts, calls = [text[:place]], list[str](), list[Call]()
     begin, thought = text.find(_BEGIN, place), text.find(_THOUGHTS, place)
     while begin >= 0 or thought >= 0:

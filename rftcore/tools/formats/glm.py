@@ -28,7 +28,7 @@ def parse(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     Args:
         schemas: of the tools.
     """
-    place = after_thoughts(text)
+    place = after_thoughts(text, values=(_VALUE, _VALUE_END))
     pieces, calls = [text[:place]], list[Call]()
     while (begin := text.find(_BEGIN, place)) >= 0:
         pieces.append(text[place:begin])

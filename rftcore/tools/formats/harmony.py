@@ -13,9 +13,11 @@ from rftcore.tools.calls import MAX_CALLS, Call, CallError, Parsed, ToolCall
 from rftcore.tools.formats.json_text import InvalidJsonError, decoded_object, written
 from rftcore.tools.formats.named_calls import outside, too_many
 from rftcore.tools.formats.thoughts import after_thoughts
+from rftcore.tools.formats.unfinished import before_marks
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_MARKS = (_START, _CHANNEL, _MESSAGE)
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _MARK = re.compile("|".join(map(re.escape, (_START, *_ENDS))))
 _TO = re.compile(r"(?:^|\s)to=([^\s<]+)")
@@ -25,7 +27,7 @@ _FUNCTIONS = "functions."
 
 def parse(text: str) -> Parsed:
     """Return content, thoughts and calls of an answer. A text without messages is the content."""
-    place = after_thoughts(text)
+    place = after_thoughts(text, _MARKS)
     if text.find(_MESSAGE, place) < 0:
         return Parsed(text)
     contents, thoughts, calls = [text[:place]], list[str](), list[Call]()
@@ -78,9 +80,14 @@ def _after_mark(text: str, place: int) -> int:
 
 
 def certain(text: str) -> str:
-    """Return the part of the content of an unfinished answer that no further text changes: the channel `final`."""
-    _, found, content = text.partition(_FINAL)
-    return content.partition("<|")[0] if found else ""
+    """Return the part of the content of an unfinished answer that no further text changes: up to the end of the channel `final`."""
+    head, found, content = text.partition(_FINAL)
+    last = head.rfind(_MESSAGE)
+    is_open = last >= 0 and _MARK.search(head, last) is None  # its text goes on
+    if not found or is_open or after_thoughts(text, _MARKS) or _TO.search(head.rpartition(_START)[2]):
+        return ""
+    before = "" if last < 0 else parse(head).content
+    return "\n".join(filter(None, (before, before_marks(content, ("<|",)))))
 
 
 def render(calls: list[ToolCall], content: str = "") -> str:

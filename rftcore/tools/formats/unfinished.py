@@ -17,5 +17,9 @@ def before_marks(text: str, marks: Iterable[str]) -> str:
 
 def _before_beginning(text: str, end: int, mark: str) -> int:
     """Return where the longest beginning of a mark begins that ends a text."""
-    lengths = range(min(end, len(mark) - 1), 0, -1)
-    return next((end - length for length in lengths if text.startswith(mark[:length], end - length)), end)
+    start = max(0, end - len(mark) + 1)
+    while (start := text.find(mark[0], start, end)) >= 0:
+        if mark.startswith(text[start:end]):
+            return start
+        start += 1
+    return end

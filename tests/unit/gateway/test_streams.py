@@ -176,6 +176,17 @@ def test_content_before_a_call_comes_in_parts_and_the_call_whole() -> None:
     check(end.spy, [sequence])
 
 
+def test_a_text_before_the_final_one_is_shown_first_and_stays() -> None:
+    begun = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+
+    async def program(end: Endpoint) -> None:
+        chunks = [chunk async for chunk in await stream(end, tools=[ADD])]
+        assert joined(chunks) == "I look.\nthe answer is 42"
+        assert sum(bool(joined([chunk])) for chunk in chunks) > 1
+
+    during(program, f"{begun}<|start|>assistant<|channel|>final<|message|>the answer is 42", template="gptoss")
+
+
 @pytest.mark.parametrize("template", ["gptoss", "gemma4_v5", "glm4moe", "llama3_1"])
 def test_thoughts_in_channels_and_calls_of_other_formats_do_not_leak(template: str) -> None:
     name = {"gptoss": "harmony", "gemma4_v5": "gemma", "glm4moe": "glm", "llama3_1": "llama_json"}[template]

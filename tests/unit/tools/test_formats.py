@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rftcore.tools.calls import CallError, ToolCall
+from rftcore.tools.calls import CallError, Parsed, ToolCall
 from rftcore.tools.formats import FORMATS, ToolFormat
+from rftcore.tools.formats.unfinished import before_marks
 
 EVERY = pytest.mark.parametrize("each", FORMATS.values(), ids=list(FORMATS))
 
@@ -280,3 +281,46 @@ def test_a_call_may_be_addressed_before_its_channel_and_contain_the_text_of_a_ma
 def test_an_answer_that_only_resembles_a_call_is_content(name: str, text: str) -> None:
     found = FORMATS[name].parse(text)
     assert (found.content, found.calls) == (text, [])
+
+
+@pytest.mark.parametrize("content", ["", "I write it.", "<think>hm</think> so"])
+@pytest.mark.parametrize("name", ["harmony", "gemma", "glm"])
+def test_a_value_may_have_a_line_that_ends_like_thoughts(name: str, content: str) -> None:
+    content = content if name == "glm" else content.removeprefix("<think>hm</think> ")
+    call = ToolCall("write", {"text": "a </think>\nb"})
+    found = FORMATS[name].parsed(FORMATS[name].render([call], content), schemas_of([call]))
+    assert (found.calls, found.content.split()) == ([call], content.split())
+
+
+def test_thoughts_that_begin_a_call_of_glm_end() -> None:
+    begun = "I could write <tool_call>add<arg_key>a</arg_key><arg_value>1"
+    call = FORMATS["glm"].render([ToolCall("add", {"a": 1})], "")
+    assert FORMATS["glm"].parse(f"{begun}</think>\n{call}").calls == [ToolCall("add", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>I say </think>\nmore<|end|><|start|>assistant<|channel|>final<|message|>42",
+        ),
+        ("gemma", "<|channel>thought\nI say </think>\nmore\n<channel|>42"),
+    ],
+)
+def test_thoughts_in_a_channel_may_have_a_line_that_ends_like_thoughts(name: str, text: str) -> None:
+    assert FORMATS[name].parse(text) == Parsed("42", [], "I say </think>\nmore")
+
+
+def test_a_final_answer_is_certain_with_the_text_before_it_and_without_a_half_mark() -> None:
+    begun = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    text = f"{begun}<|start|>assistant<|channel|>final<|message|>It is <"
+    assert FORMATS["harmony"].certain(text) == "I look.\nIt is "
+    assert FORMATS["harmony"].certain(begun) == ""
+
+
+@given(text=st.text("ab", max_size=9), mark=st.text("ab", min_size=1, max_size=5))
+def test_an_end_that_may_begin_a_mark_is_held_back(text: str, mark: str) -> None:
+    before = text.partition(mark)[0]
+    held_back = next(start for start in range(len(before) + 1) if mark.startswith(before[start:]))
+    assert before_marks(text, (mark,)) == before_marks(text, (mark, f"{mark}c")) == before[:held_back]

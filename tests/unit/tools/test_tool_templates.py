@@ -135,6 +135,36 @@ THOUGHTFUL = {
 }
 
 
+BEFORE_CALLS = {
+    "gptoss": "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant",
+    "gemma4_v5": "I look.",
+}
+
+
+@pytest.mark.parametrize("with_thoughts", [True, False])
+@pytest.mark.parametrize("template", BEFORE_CALLS)
+def test_a_text_before_a_call_stays_before_it(template: str, with_thoughts: bool) -> None:
+    spy, schemas = Spy(chat_tokenizer(template)), [schema_of(CALL.arguments)]
+    end, form = END_OF_CALLS[template], FORMATS[FORMAT_OF[template]]
+    begun = (THOUGHTFUL[template] if with_thoughts else "") + BEFORE_CALLS[template]
+    text = begun + form.render([CALL], "").removesuffix(end)
+    spy.answers.append((spy.tokenizer.encode(text + end, add_special_tokens=False), "stop"))
+    spy.will_answer("2")
+    model, dialogue = Model(spy, Decoding()), ToolDialogue(spy.tokenizer, schemas)
+
+    async def run() -> list[dict[str, Any]]:
+        first = await model.chat(ASKED, tools=schemas)
+        chat = [*ASKED, first.message, *dialogue.results(first.message, [(CALL.call_id, "add", "2")])]
+        await model.chat(chat, tools=schemas)
+        return chat
+
+    chat = asyncio.run(run())
+    [sequence] = model.sequences()
+    check(spy, [sequence])
+    rendered = chat_encoder(spy.tokenizer).prompt(chat, TemplateInput(schemas)).text
+    assert 0 <= rendered.find("I look.") < rendered.find("1", rendered.find("I look."))
+
+
 @pytest.mark.parametrize("template", THOUGHTFUL)
 def test_thoughts_stay_while_tools_answer_and_go_where_the_template_takes_them_out(template: str) -> None:
     spy, schemas = Spy(chat_tokenizer(template)), [schema_of(CALL.arguments)]
