@@ -42,8 +42,7 @@ SELECT a.annotation_id, a.kind, k.type::text AS type, k.level::text AS level, k.
 FROM in_order a
 JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
 LEFT JOIN rft.rollout_group g ON g.group_id = a.group_id
-LEFT JOIN (SELECT DISTINCT ON (kind, target_id) kind, target_id, value FROM rft.gold ORDER BY kind, target_id, gold_id DESC) o
-    ON o.kind = a.kind AND o.target_id = a.target_id
+LEFT JOIN rft.known_answers() o ON o.kind = a.kind AND o.target_id = a.target_id
 WHERE NOT a.retracted AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
   AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[]) THEN a.is_first AND a.stands ELSE a.is_last END
 ORDER BY a.annotation_id;

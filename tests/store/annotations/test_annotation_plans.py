@@ -13,6 +13,7 @@ from rftdata import Buffer
 from rftdata.annotations import LabelKind, define_kinds
 from rftdata.postgres.database import Connection, fetch
 from rftdata.reports.experience_search import matching_ids
+from tests.store.conftest import Login
 from tests.support.store_roles import own_group
 
 NUM = 5000
@@ -97,3 +98,23 @@ def test_a_claim_reads_as_few_questions_however_many_wait(two_runs: Buffer) -> N
             connection, "question,assignment,experience", partial(fetch, connection, "claim_questions", **values)
         )
         assert 0 < read < 100
+
+
+@pytest.mark.parametrize(
+    ("table", "condition"),
+    [
+        ("annotation", "num = 1 AND choice = 'x' AND annotation_id > 3 AND made_at > now() AND source = 'human'"),
+        ("comment", "comment < 'm' AND author = 'ada' AND kind = 'hidden' AND key = 'x'"),
+    ],
+)
+def test_row_security_is_asked_before_a_condition_that_explain_would_tell(
+    buffer: Buffer, login: Login, table: str, condition: str
+) -> None:
+    session = login("rft_labeler")
+    session.execute("SET enable_indexscan = off")
+    session.execute("SET enable_bitmapscan = off")
+    plan = "\n".join(row[0] for row in session.execute(f"EXPLAIN SELECT FROM rft.{table} WHERE {condition}").fetchall())  # type: ignore[call-overload]
+    (first,) = re.findall(
+        rf"Filter: \(+InitPlan 1\).col1 OR rft\.sees_{table}\([^)]*\([^)]*\)[^)]*\)\) AND (.*)\)", plan
+    )
+    assert first and "sees_" not in first

@@ -77,8 +77,13 @@ def test_of_a_blind_kind_an_account_sees_others_only_after_its_own(labelled: Buf
     with bob.transaction(force_rollback=True):  # an answer that may still be taken back shows nothing
         add(bob, "hidden", 2, "false")
         assert rows(bob, "SELECT value FROM rft.annotation WHERE kind = 'hidden'") == [(False,)]
+    bob.execute("INSERT INTO rft.annotation (kind, target_id, value, source) VALUES ('hidden', 1, 'false', 'import')")
+    assert rows(bob, "SELECT source::text FROM rft.annotation WHERE kind = 'hidden'") == [("import",)]  # no answer
     add(bob, "hidden", 2, "false")
-    assert rows(bob, "SELECT target_id, value FROM rft.v_annotation WHERE kind = 'hidden' ORDER BY annotation_id") == [
+    assert rows(
+        bob,
+        "SELECT target_id, value FROM rft.v_annotation WHERE kind = 'hidden' AND source = 'human' ORDER BY annotation_id",
+    ) == [
         (2, True),
         (2, False),
     ]
@@ -173,7 +178,7 @@ def test_no_view_or_function_of_the_owner_shows_what_row_security_hides(labelled
     definers = labelled.sql(
         "SELECT proname::text AS name FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prosecdef AND prosrc ~ 'rft\\.(v_)?annotation\\y'"
     )["name"].to_pylist()
-    assert sorted(definers) == ["copy_annotations", "fill_annotation", "has_annotated"]
+    assert sorted(definers) == ["copy_annotations", "fill_annotation", "has_annotated", "may_see_comment"]
     comments = labelled.sql(
         "SELECT proname::text AS name, obj_description(oid) AS comment FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prosecdef"
         " AND proname ~ 'annotat|label_kind'"

@@ -47,7 +47,9 @@ def test_known_answers_are_handed_out_once_and_cannot_be_told_from_others(
     add(bob, "good", 4)
     assert all(claim(bob) != [4] for _ in range(20))
     for place in ("rft.gold", "rft.gold_rate", "rft.question"):
-        assert rows(ada, f"SELECT count(*) FROM {place}") == [(0,)]
+        with refused():  # row security would hide the rows, and EXPLAIN ANALYZE count them
+            rows(ada, f"SELECT count(*) FROM {place}")
+    assert rows(ada, "SELECT * FROM rft.known_answers()") == []
     with refused():
         ada.execute("INSERT INTO rft.gold (kind, target_id, value) VALUES ('good', 1, 'true')")
     (found,) = quality(buffer, kind="good")

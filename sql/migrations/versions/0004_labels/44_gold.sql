@@ -45,6 +45,15 @@ ALTER TABLE rft.question ADD COLUMN is_gold boolean NOT NULL DEFAULT false;
 COMMENT ON COLUMN rft.question.is_gold IS 'Whether its answer is known: it is handed out at the rate of its kind, to each account once, open or not.';
 CREATE INDEX question_gold ON rft.question (queue, question_id) WHERE is_gold;
 
+-- Owner's rights, since people may not read rft.gold: the count of its rows would tell them. It answers nothing to them. No setting is read.
+CREATE FUNCTION rft.known_answers() RETURNS TABLE (kind text, target_id bigint, value jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT DISTINCT ON (g.kind, g.target_id) g.kind, g.target_id, g.value FROM rft.gold g WHERE (SELECT rft.may_judge())
+    ORDER BY g.kind, g.target_id, g.gold_id DESC
+$$;
+COMMENT ON FUNCTION rft.known_answers() IS 'Returns the known answers that count, to accounts of rft_worker and the owner; no row to others. Owner''s rights, since others may not read rft.gold.';
+
 CREATE FUNCTION rft.fill_gold() RETURNS trigger
 LANGUAGE plpgsql
 AS $$

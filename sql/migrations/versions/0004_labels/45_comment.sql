@@ -136,12 +136,19 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.may_see_comment(bigint) IS 'Returns whether the session''s account has answered every blind question that a comment may be about. Owner''s rights, for row security.';
 
+-- As rft.sees_annotation.
+CREATE FUNCTION rft.sees_comment(id bigint, account text, blind text[]) RETURNS boolean
+LANGUAGE plpgsql STABLE COST 0.0001
+AS $$
+BEGIN
+    RETURN account OPERATOR(pg_catalog.=) session_user::text OR pg_catalog.cardinality(blind) OPERATOR(pg_catalog.=) 0 OR rft.may_see_comment(id);
+END
+$$;
+COMMENT ON FUNCTION rft.sees_comment(bigint, text, text[]) IS 'Returns whether row security shows a comment to the session''s account: its own, all if no kind is blind, and those that tell no blind answer that it still owes.';
+
 ALTER TABLE rft.comment ENABLE ROW LEVEL SECURITY;
 CREATE POLICY comment_read ON rft.comment FOR SELECT USING (
-    session_user_name = session_user
-    OR (SELECT rft.may_judge())
-    OR (SELECT rft.blind_kinds() = '{}')
-    OR rft.may_see_comment(comment_id));
+    (SELECT rft.may_judge()) OR rft.sees_comment(comment_id, session_user_name, (SELECT rft.blind_kinds())::text[]));
 CREATE POLICY comment_write ON rft.comment FOR INSERT WITH CHECK (true);  -- its trigger checks
 
 -- As rft.purge_annotations.
