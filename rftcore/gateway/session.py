@@ -21,6 +21,7 @@ from rftcore.gateway.completion import Completion
 from rftcore.gateway.errors import ApiError, api_error, session_closed
 from rftcore.gateway.parts import Parts
 from rftcore.gateway.transcript import Transcript
+from rftcore.tools.chat_template import channel_format, content_parser
 from rftcore.workflows.limits import LimitReachedError
 from rftcore.workflows.task import Model, Turn
 from rftcore.workflows.tool_dialogue import ToolDialogue
@@ -144,10 +145,12 @@ class GatewaySession:
         dialogue = self._transcript.dialogue(schemas) if schemas else None
         messages = self._transcript.incoming(request.messages, dialogue)
         may_call = dialogue is not None and request.tool_choice != "none"
-        options = {**self._options(request), **_tool_options(dialogue, may_call=may_call)}
+        options = {**self._options(request), **self._tool_options(dialogue, may_call=may_call)}
         n = request.n or 1
         if parts is not None:
-            parts.begin(dialogue.certain if dialogue is not None and may_call else None)
+            channels = channel_format(self._model.tokenizer)
+            form = dialogue if dialogue is not None and may_call else channels
+            parts.begin(None if form is None else form.certain)
             listen_to_tokens(parts.listen)
         turns = (
             [await self._model.chat(messages, **options)] if n == 1 else await self._model.chats(messages, n, **options)
@@ -176,6 +179,12 @@ class GatewaySession:
             options |= {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         return options
 
+    def _tool_options(self, dialogue: ToolDialogue | None, *, may_call: bool) -> dict[str, Any]:
+        if dialogue is None:
+            return {}
+        parse = dialogue.parse if may_call else content_parser(self._model.tokenizer) or _as_content
+        return {"tools": dialogue.schemas, "parse": parse}
+
     def _record(self, request: ChatRequest, turns: list[Turn]) -> None:
         """Record sampling parameters that the program asked for and did not get."""
         if self.settings.sampling == "program":
@@ -184,12 +193,6 @@ class GatewaySession:
         found = {f"requested_{name}": float(value) for name, value in asked.items() if value is not None}
         for turn in turns:
             turn.sequence.metrics |= found
-
-
-def _tool_options(dialogue: ToolDialogue | None, *, may_call: bool) -> dict[str, Any]:
-    if dialogue is None:
-        return {}
-    return {"tools": dialogue.schemas, "parse": dialogue.parse if may_call else _as_content}
 
 
 def _as_content(answer: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rftcore.gateway.chat_request import AssistantMessage, ChatMessage, Content,
 from rftcore.gateway.errors import ApiError
 from rftcore.gateway.parts import continued
 from rftcore.tools.calls import ToolCall
+from rftcore.tools.chat_template import channel_format
 from rftcore.tools.formats.json_text import InvalidJsonError, decoded_object
 from rftcore.workflows.chat_encoding import Message, copied
 from rftcore.workflows.task import Turn
@@ -94,7 +95,7 @@ class Transcript:
             found = {"role": "assistant", "content": parsed.content or None}
             found["tool_calls"] = [self._call(call) for call in calls]
         if shown:
-            contents = (found["content"] or "", "" if parsed is None else parsed.content)
+            contents = (found["content"] or "", self._content(turn.response) if parsed is None else parsed.content)
             found["content"] = next((text for each in contents if (text := continued(shown, each)) is not None), None)
             if found["content"] is None:
                 what = (
@@ -103,6 +104,11 @@ class Transcript:
                 raise ApiError(500, what, code="stream_changed", kind="server_error")
         self._answers[_key(AssistantMessage.model_validate(found))] = turn.message
         return found
+
+    def _content(self, answer: str) -> str:
+        """Return the content of an answer that may call no tool, but has the text of a call."""
+        channels = channel_format(self._tokenizer)
+        return "" if channels is None else channels.parse(answer).content
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         # Clients use identifiers of calls as keys of a whole chat.

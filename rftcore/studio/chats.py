@@ -37,7 +37,7 @@ def chat_parts(messages: Any, prompt: str | None, response: str | None) -> list[
 
 def _parts(message: dict[str, Any]) -> Iterator[ChatPart]:
     role = str(message.get("role", "?"))
-    thinking = message.get("reasoning_content") or message.get("reasoning")
+    thinking = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     if isinstance(thinking, str) and thinking.strip():
         yield ChatPart(role, "thinking", thinking)
     text = _text(message.get("content"))

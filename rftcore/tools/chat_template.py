@@ -117,6 +117,25 @@ def answer_parser(
     return lambda answer: template.message(tool_format.parsed(answer, schemas), answer)
 
 
+def channel_format(tokenizer: Any) -> ToolFormat | None:
+    """Return the format of the chat template if it keeps thoughts apart from the content, as those of gpt-oss and Gemma 4 do, with tools and without."""
+    found = tool_template(tokenizer).format
+    return found if found is not None and found.thoughts else None
+
+
+def content_parser(tokenizer: Any) -> Callable[[str], dict[str, Any]] | None:
+    """Return what reads an answer that may call no tool as a message; None if the content is the answer."""
+    found = channel_format(tokenizer)
+    if found is None:
+        return None
+
+    def read(answer: str) -> dict[str, Any]:
+        parsed = found.parse(answer)
+        return {"role": "assistant", "content": answer} if parsed.calls else parsed.message(answer, found.thoughts)
+
+    return read
+
+
 def _probed(tokenizer: Any) -> ToolTemplate:
     if getattr(tokenizer, "chat_template", None) is None:
         return ToolTemplate(("tools", "calls", "results"))

@@ -12,7 +12,7 @@ import xxhash
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
 from rftcore.engines.token_reports import context_of_answer
 from rftcore.other_models.models import NO_MODELS, OtherModel, OtherModels
-from rftcore.tools.chat_template import answer_parser
+from rftcore.tools.chat_template import answer_parser, content_parser
 from rftcore.tools.tool import Tool
 from rftcore.workflows.chat_encoding import MESSAGES_ALONE, Message, TemplateInput, content_text, copied
 from rftcore.workflows.chats import chat_sequence, written_sequence
@@ -218,7 +218,7 @@ class Model:
         Args:
             tools: tools that the answer may call, or their JSON schemas, for the chat template. `turn.tool_calls` are the calls.
             parse: returns the answer as a message, with calls of tools apart from the content; by default in the format of the chat template
-                if there are tools, and otherwise the content is the answer.
+                if there are tools, and otherwise without the thoughts if the template keeps them apart, as those of gpt-oss and Gemma 4 do.
             template_args: further variables of the chat template, such as `enable_thinking`.
             role: the role in which the policy answers, such as a player of a game. Each role has chats and experiences of its own.
             train: False stores the answer with the loss mask 0, such as that of a simulated user.
@@ -233,8 +233,8 @@ class Model:
         schemas = [tool.schema if isinstance(tool, Tool) else tool for tool in tools or ()]
         if schemas or template_args:
             given = TemplateInput(copied(schemas) or None, copied([dict(template_args or {})])[0])
-        if schemas and parse is None:
-            parse = answer_parser(self.tokenizer, schemas=schemas)
+        if parse is None:
+            parse = answer_parser(self.tokenizer, schemas=schemas) if schemas else content_parser(self.tokenizer)
         return self._chat(_Request(copied(messages), changed(self._decoding, sampling), given, parse, role, train))
 
     async def chats(self, messages: list[Message], n: int, **options: Any) -> list[Turn]:

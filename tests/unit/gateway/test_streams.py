@@ -74,7 +74,7 @@ def gate(end: Endpoint) -> asyncio.Event:
 
 
 def stream(end: Endpoint, **given: Any) -> Any:
-    return end.client.chat.completions.create(model="policy", messages=HELLO, stream=True, **given)
+    return end.client.chat.completions.create(**{"model": "policy", "messages": HELLO, "stream": True, **given})
 
 
 def joined(chunks: list[Any], index: int = 0) -> str:
@@ -206,6 +206,41 @@ def test_thoughts_in_channels_and_calls_of_other_formats_do_not_leak(template: s
         assert [call.function.name for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []] == ["add"]
 
     during(program, begun + said, begun + call, template=template)
+
+
+CHANNELS = {
+    "gptoss": (
+        "<|channel|>analysis<|message|>s3cret<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+        "<|end|>",
+    ),
+    "gemma4_v5": ("<|channel>thought\ns3cret\n<channel|>", "", ""),
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"tools": [ADD], "tool_choice": "none"}], ids=["no tools", "no choice"])
+@pytest.mark.parametrize("template", CHANNELS)
+def test_thoughts_do_not_leak_from_a_chat_without_tools(template: str, given: dict[str, Any]) -> None:
+    """Neither into the content, as a stream or whole, nor into the next prompt, also where the answer has the text of a call."""
+    thought, final, ended = CHANNELS[template]
+    name = {"gptoss": "harmony", "gemma4_v5": "gemma"}[template]
+    call = ended + FORMATS[name].render([ToolCall("add", {"a": 1})], "").removesuffix("<|call|>")
+
+    async def program(end: Endpoint) -> None:
+        chat = [{"role": "system", "content": "be brief"}, *HELLO]
+        for each in ("the answer", "42"):
+            chunks = [chunk async for chunk in await stream(end, messages=chat, **given)]
+            assert joined(chunks) == each
+            chat += [{"role": "assistant", "content": each}, {"role": "user", "content": "more"}]
+        whole = await end.client.chat.completions.create(model="policy", messages=chat, **given)
+        assert whole.choices[0].message.content == "is it"
+        chunks = [chunk async for chunk in await stream(end, **given)]
+        assert joined(chunks).startswith("42" if template == "gptoss" else call)
+
+    answers = [thought + final + each for each in ("the answer", "42", "is it")]
+    end = during(program, *answers, final + ("42" if final else "") + call, template=template)
+    check(end.spy, end.model.sequences())
+    assert all("s3cret" not in turn.sequence.prompt for turn in end.model.turns)
 
 
 def test_several_answers_come_side_by_side() -> None:
