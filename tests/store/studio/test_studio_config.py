@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +330,44 @@ def test_an_owner_edits_starts_and_stops_a_run_in_the_browser(tab: Any, site: Si
     assert "interrupted" in runs.inner_text()
     tab.goto(f"{site.origin}/config")
     assert violations(tab) == [] and tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_is_typed_while_an_answer_is_under_way_stays_and_a_draft_over_a_newer_file_is_reported(
+    tab: Any, site: Site, file: str, configs: Path
+) -> None:
+    waiting: list[Any] = []
+
+    def under_way(path: str, action: Callable[[], None], typed: Callable[[], None]) -> None:
+        """Type while the answer to what an action sends is under way."""
+        tab.route(path, lambda route: waiting.append(route))
+        with tab.expect_request(path):
+            action()
+        typed()
+        while waiting:
+            waiting.pop().continue_()
+        tab.unroute(path)
+
+    def note(line: str) -> None:
+        text.click()
+        tab.keyboard.press("Control+End")
+        tab.keyboard.type(line)
+
+    tab.goto(f"{site.origin}/config?file={file}")
+    text, notice = tab.locator("#config-text"), tab.locator("#config-newer")
+    field(tab, "run.seed").fill("7")
+    under_way("**/config/field", lambda: field(tab, "run.seed").press("Tab"), lambda: note("# first"))
+    wait_until(lambda: "seed: 7" in text.input_value())
+    assert text.input_value().endswith("# first")
+    save = tab.get_by_role("button", name="s Save")
+    under_way("**/config/save", save.click, lambda: note(" second"))
+    tab.locator("ins", has_text="# first second").wait_for()
+    assert (configs / file).read_text().endswith("# first\n") and text.input_value().endswith("# first second")
+    assert notice.is_hidden()
+
+    (configs / file).write_text(CONFIG.replace("seed: 1", "seed: 9"))
+    tab.reload()
+    notice.wait_for()
+    assert violations(tab) == [] and text.input_value().endswith("# first second")
+    tab.get_by_role("button", name="Discard the draft").click()
+    notice.wait_for(state="hidden")
+    assert "seed: 9" in text.input_value()

@@ -34,7 +34,7 @@ def test_vendored_files_are_unchanged_and_have_their_licence(folder: Path) -> No
 
 def test_own_scripts_stay_small_and_need_no_build() -> None:
     lines = [line.strip() for file in (STUDIO / "static").glob("*.js") for line in file.read_text().splitlines()]
-    assert len([line for line in lines if line and not line.startswith("//")]) <= 570
+    assert len([line for line in lines if line and not line.startswith("//")]) <= 600
 
 
 def english_texts() -> set[str]:
