@@ -27,8 +27,8 @@ SELECT CASE WHEN %(is_skipped)s THEN rft.skip_question(%(question_id)s) ELSE rft
 SELECT question_id, target_id FROM rft.skipped_questions(%(queue)s, %(run_id)s);
 
 -- name: answers_of_people (read)
--- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others; of others
--- what stands.
+-- What people answered, to compare: of a blind kind each account's first answer, since a later one was given after looking at those of others, and none
+-- after a review of the kind was decided, since all may see its answer; of others what stands.
 -- Everything is joined once: look-ups for each annotation would cost as much as all the rest.
 WITH said AS (
     SELECT a.*, NOT EXISTS (SELECT FROM rft.annotation s WHERE s.supersedes = a.annotation_id) AS is_last
@@ -42,9 +42,12 @@ SELECT a.annotation_id, a.kind, k.type::text AS type, k.level::text AS level, k.
 FROM in_order a
 JOIN rft.label_kind k ON k.kind = a.kind AND k.version = a.kind_version
 LEFT JOIN rft.rollout_group g ON g.group_id = a.group_id
+LEFT JOIN (SELECT experience_id, kind, max(answered_at) AS decided_at FROM rft.review WHERE kind IS NOT NULL AND answer IS NOT NULL GROUP BY 1, 2) d
+    ON d.experience_id = a.target_id AND d.kind = a.kind
 LEFT JOIN rft.known_answers() o ON o.kind = a.kind AND o.target_id = a.target_id
 WHERE NOT a.retracted AND (%(run_id)s::bigint IS NULL OR g.run_id = %(run_id)s)
-  AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[]) THEN a.is_first AND a.stands ELSE a.is_last END
+  AND CASE WHEN a.source = 'human' AND a.kind = ANY ((SELECT rft.blind_kinds())::text[]) THEN a.is_first AND a.stands AND coalesce(a.made_at <= d.decided_at, true)
+      ELSE a.is_last END
 ORDER BY a.annotation_id;
 
 -- name: disagreements (read)

@@ -72,6 +72,16 @@ def test_of_a_blind_kind_the_answer_before_looking_counts(buffer: Buffer, people
             add(bob, kind, target, "true" if target == 1 else "false")  # after looking at ada's
     alphas = {found.kind: found.alpha and found.alpha.value for found in quality(buffer)}
     assert alphas == {"good": 1.0, "hidden": pytest.approx(-0.5)}
+    # The answer of a review tells what people said: bob's answer after it does not count.
+    review = (
+        "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise, kind)"
+        " SELECT experience_id, group_id, run_id, 'q', '?', now() + interval '1 h', 'drop', 'hidden' FROM rft.experience WHERE experience_id = 3"
+    )
+    buffer.sql(review)
+    add(ada, "hidden", 3)
+    add(bob, "hidden", 3)
+    (found,) = quality(buffer, kind="hidden")
+    assert found.alpha is not None and found.alpha.num_units == 2
     # By psql, a third labeller sees no answers of others, and the figures computed for him have none.
     assert rows(people[2], "SELECT count(*) FROM rft.v_annotation WHERE kind = 'hidden'") == [(0,)]
 

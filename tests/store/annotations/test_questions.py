@@ -114,6 +114,28 @@ def test_a_skipped_question_comes_last_and_can_be_taken_back(
     )  # back at its place, which bob holds
 
 
+def test_a_known_answer_is_handed_out_at_its_rate_alone_and_comes_last_once_skipped(
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+) -> None:
+    ada, bob, _ = people
+    ask(buffer, targets="generate_series(2, 3)")
+    buffer.sql("INSERT INTO rft.gold (kind, target_id, value) VALUES ('good', 1, 'true')")
+    assert claim(ada, num=4) == [2, 3] and claim(bob, num=4) == []  # without a rate, never
+    buffer.sql("INSERT INTO rft.gold_rate (kind, rate) VALUES ('good', 0.5)")
+    while claim(bob) != [1]:
+        pass
+    assert rows(bob, "SELECT rft.skip_question(question_id) FROM rft.skipped_questions('good')") == []
+    assert rows(bob, "SELECT rft.skip_question(question_id) FROM rft.claim_questions('good')") == [(True,)]
+    assert rows(ada, "SELECT rft.release_questions(ARRAY(SELECT question_id FROM rft.assignment))") == [(2,)]
+    assert [claim(bob, num=3) for _ in range(2)] == [[2, 3, 1]] * 2
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="to claim is -1"):
+        claim(bob, num=-1)
+    bob.execute("SET default_transaction_isolation = 'repeatable read'")
+    for statement in ("SELECT * FROM rft.claim_questions('good')", "SELECT rft.unskip_question(1)"):
+        with pytest.raises(psycopg.errors.InvalidTransactionState, match="repeatable read"):
+            bob.execute(statement)  # type: ignore[call-overload]
+
+
 def test_an_answer_closes_a_place_and_its_undo_opens_it_again(
     buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
 ) -> None:
@@ -202,9 +224,10 @@ def test_neither_a_reward_nor_an_update_answers_for_several_people(
 
 
 def test_a_review_without_a_kind_is_leased_to_one_person(
-    buffer: Buffer, roles: Roles, people: list[psycopg.Connection]
+    buffer: Buffer, roles: Roles, people: list[psycopg.Connection], login: Login
 ) -> None:
     ada, bob, _ = people
+    worker = login("rft_worker")
     assert run_pipeline(roles, build_chain([{"human_review": {"timeout": "1 h"}}])) == []
     assert claim(ada, "", 3) == [1, 2, 3] and claim(bob, "", 3) == [4]
     ada.execute("UPDATE rft.review SET answer = 'drop' WHERE experience_id = 1")
@@ -214,6 +237,10 @@ def test_a_review_without_a_kind_is_leased_to_one_person(
     assert claim(bob, "", 3) == [] and sorted(claim(ada, "", 3)) == [1, 2, 3]  # what ada takes back stays with ada
     pass_time(buffer, 6)
     assert claim(bob, "", 1) == [1]
+    # What another account takes back returns to the queue of the one who answered.
+    bob.execute("UPDATE rft.review SET answer = 'drop' WHERE experience_id = 1")
+    buffer.sql("UPDATE rft.review SET answer = NULL WHERE experience_id = 1")
+    assert claim(bob, "", 1) == [1] and claim(worker, "", 1) == [2]
 
 
 @pytest.mark.parametrize(
@@ -231,14 +258,29 @@ def test_a_review_that_no_kind_can_answer_is_refused(
         run_pipeline(roles, build_chain([{"human_review": config}]))
 
 
+def test_a_decided_review_is_copied_whatever_became_of_its_kind(buffer: Buffer, roles: Roles) -> None:
+    review = (
+        "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise, kind)"
+        " SELECT experience_id, group_id, run_id, 'q', '?', now() + '{}', 'drop', 'retired' FROM rft.experience WHERE experience_id = 1"
+    )
+    buffer.sql(review.format("-1 h"))
+    with pytest.raises(QueryError, match="does not exist or was retired"):
+        buffer.sql(review.format("1 h"))
+
+
 def test_several_people_need_a_kind() -> None:
     with pytest.raises(ConfigError, match="wanted: needs kind"):
         build_chain([{"human_review": {"wanted": 3}}])
 
 
+PAIR = "INSERT INTO rft.preference_pair (chosen_id, rejected_id, author) VALUES (2, 1, gen_random_uuid()::text)"
 PERMITTED: list[tuple[str, Callable[[psycopg.Connection], Any]]] = [
     ("good", lambda session: add(session, "good", 1)),
     ("reward", lambda session: session.execute("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = 1")),
+    (
+        "reward",
+        lambda session: session.execute(PAIR),
+    ),
 ]
 
 

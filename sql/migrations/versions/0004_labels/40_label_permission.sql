@@ -15,7 +15,7 @@ CREATE INDEX label_permission_account ON rft.label_permission (account);
 COMMENT ON TABLE rft.label_permission IS 'What an account may label. An account without a row labels everything that its database role allows; one that ever had a row labels what its rows cover that are not revoked. Accounts of rft_worker are not limited.';
 COMMENT ON COLUMN rft.label_permission.label_permission_id IS 'Key.';
 COMMENT ON COLUMN rft.label_permission.account IS 'The database account.';
-COMMENT ON COLUMN rft.label_permission.kind IS 'The kind of label; reward for rewards and for reviews without a kind; NULL: all.';
+COMMENT ON COLUMN rft.label_permission.kind IS 'The kind of label; reward for rewards, for reviews without a kind and for pairs; NULL: all.';
 COMMENT ON COLUMN rft.label_permission.run_id IS 'The run; NULL: all.';
 COMMENT ON COLUMN rft.label_permission.taskset IS 'The taskset; NULL: all.';
 COMMENT ON COLUMN rft.label_permission.author IS 'Who granted it.';
@@ -92,3 +92,28 @@ CREATE TRIGGER experience_permitted AFTER UPDATE ON rft.experience REFERENCING N
     FOR EACH STATEMENT EXECUTE FUNCTION rft.check_reward_permission();
 CREATE TRIGGER turn_reward_permitted AFTER UPDATE ON rft.turn_reward REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.check_reward_permission();
+
+-- A pair has two experiences, perhaps of different runs.
+CREATE FUNCTION rft.check_pair_permission() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    refused bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM rft.label_permission p WHERE p.account = session_user) THEN
+        RETURN NULL;
+    END IF;
+    SELECT e.experience_id INTO refused
+    FROM (SELECT chosen_id AS experience_id FROM new_rows UNION SELECT rejected_id FROM new_rows) n
+    JOIN rft.experience e ON e.experience_id = n.experience_id JOIN rft.rollout_group g ON g.group_id = e.group_id
+    LEFT JOIN rft.task t ON t.task_id = g.task_id
+    WHERE NOT rft.may_label('reward', e.run_id, t.taskset) LIMIT 1;
+    IF refused IS NOT NULL THEN
+        PERFORM rft.refuse_unpermitted('reward', 'a pair with experience ' || refused);
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION rft.check_pair_permission() IS 'Trigger: refuses pairs that rft.label_permission does not cover.';
+CREATE TRIGGER preference_pair_permitted AFTER INSERT ON rft.preference_pair REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.check_pair_permission();

@@ -75,7 +75,7 @@ DECLARE
     k rft.label_kind;
     problem text;
 BEGIN
-    IF NEW.kind IS NULL OR NEW.answer IS NOT NULL THEN  -- an answered one is copied by a fork
+    IF NEW.kind IS NULL OR NEW.answer IS NOT NULL OR NEW.deadline <= rft.clock() THEN  -- a decided one is copied by a fork
         RETURN NEW;
     END IF;
     SELECT v.* INTO k FROM rft.label_kind v WHERE v.kind = NEW.kind AND v.retired_at IS NULL ORDER BY v.version DESC LIMIT 1;

@@ -9,7 +9,7 @@ CREATE TABLE rft.question (
     group_id bigint,
     run_id bigint REFERENCES rft.run,
     taskset text,
-    wanted integer NOT NULL DEFAULT 1 CHECK (wanted BETWEEN 1 AND 100),
+    wanted integer NOT NULL DEFAULT 1 CHECK (wanted BETWEEN 0 AND 100),
     num_answers integer NOT NULL DEFAULT 0,
     is_open boolean NOT NULL DEFAULT true,
     priority double precision NOT NULL DEFAULT 0 CHECK (priority BETWEEN -1e9 AND 1e9),
@@ -31,7 +31,7 @@ COMMENT ON COLUMN rft.question.target_id IS 'What it is about: the experience of
 COMMENT ON COLUMN rft.question.group_id IS 'Group of the target; NULL for a task.';
 COMMENT ON COLUMN rft.question.run_id IS 'Run of the target; NULL for a task.';
 COMMENT ON COLUMN rft.question.taskset IS 'Taskset of the target.';
-COMMENT ON COLUMN rft.question.wanted IS 'How many accounts are to answer.';
+COMMENT ON COLUMN rft.question.wanted IS 'How many accounts are to answer; 0: only those to whom it is handed out as a known answer.';
 COMMENT ON COLUMN rft.question.num_answers IS 'How many accounts have answered; an answer that was undone does not count.';
 COMMENT ON COLUMN rft.question.is_open IS 'Whether more answers are wanted.';
 COMMENT ON COLUMN rft.question.priority IS 'Greater comes first; within one priority the nearest deadline, then the oldest.';
@@ -126,10 +126,12 @@ BEGIN
         IF NOT FOUND AND NEW.answer IS NULL THEN  -- a fork has copied the answer
             INSERT INTO rft.question (review_id, target_id, deadline, asked_at) VALUES (NEW.review_id, NEW.experience_id, NEW.deadline, NEW.asked_at);
         END IF;
-        -- What an account takes back stays with it, as long as a lease.
+        -- What an account takes back itself stays with it, as long as a lease; what another one takes back returns to the queue of its account.
         UPDATE rft.assignment a SET state = CASE WHEN NEW.answer IS NULL THEN 'leased' ELSE 'answered' END::rft.assignment_state,
-            leased_until = rft.clock() + CASE WHEN NEW.answer IS NULL THEN rft.question_lease() ELSE interval '0' END, since = rft.clock()
-        FROM rft.question q WHERE q.review_id = NEW.review_id AND a.question_id = q.question_id AND a.session_user_name = session_user;
+            leased_until = rft.clock() + CASE WHEN NEW.answer IS NULL AND a.session_user_name = session_user THEN rft.question_lease() ELSE interval '0' END,
+            since = rft.clock()
+        FROM rft.question q WHERE q.review_id = NEW.review_id AND a.question_id = q.question_id
+            AND (a.session_user_name = session_user OR NEW.answer IS NULL AND a.state = 'answered');
     END IF;
     RETURN NULL;
 END

@@ -4,6 +4,19 @@
 CREATE FUNCTION rft.question_lease() RETURNS interval LANGUAGE sql IMMUTABLE AS $$ SELECT interval '5 min' $$;
 COMMENT ON FUNCTION rft.question_lease() IS 'How long a claimed question stays with an account that does not renew it.';
 
+-- With one snapshot for the whole transaction, the count of places would be that of before the locks.
+CREATE FUNCTION rft.need_read_committed() RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'questions are not leased in a transaction that is %', current_setting('transaction_isolation')
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Use READ COMMITTED, which is the default: more accounts than wanted would get a question.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.need_read_committed() IS 'Refuses transactions that do not see the leases of others who committed meanwhile.';
+
 CREATE FUNCTION rft.lease_questions(ids bigint[]) RETURNS integer
 LANGUAGE plpgsql
 AS $$
@@ -14,9 +27,10 @@ BEGIN
     INSERT INTO rft.assignment AS a (question_id, session_user_name, state, leased_until)
     SELECT q.question_id, session_user, 'leased', rft.clock() + rft.question_lease()
     FROM rft.question q
-    WHERE q.question_id = ANY (ids) AND q.is_open AND q.deadline > rft.clock()
-      AND q.num_answers + (SELECT count(*) FROM rft.assignment o
-                           WHERE o.question_id = q.question_id AND o.state = 'leased' AND o.leased_until > rft.clock() AND o.session_user_name <> session_user) < q.wanted
+    WHERE q.question_id = ANY (ids) AND q.deadline > rft.clock()
+      AND (q.is_gold OR q.is_open AND q.num_answers + (
+          SELECT count(*) FROM rft.assignment o
+          WHERE o.question_id = q.question_id AND o.state = 'leased' AND o.leased_until > rft.clock() AND o.session_user_name <> session_user) < q.wanted)
     ON CONFLICT (question_id, session_user_name) DO UPDATE SET state = 'leased', leased_until = excluded.leased_until, since = rft.clock()
     WHERE a.state <> 'answered';
     GET DIAGNOSTICS num = ROW_COUNT;
@@ -40,6 +54,11 @@ DECLARE
     tried bigint[] := holding;
     is_limited boolean := EXISTS (SELECT FROM rft.label_permission p WHERE p.account = session_user);
 BEGIN
+    PERFORM rft.need_read_committed();
+    IF num IS NULL OR num < 0 THEN
+        RAISE EXCEPTION 'the number of questions to claim is %; it must be 0 or more', coalesce(num::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value', HINT = format('Claim up to %s; nothing was leased.', most);
+    END IF;
     UPDATE rft.assignment a SET leased_until = rft.clock() + rft.question_lease()
     WHERE a.session_user_name = session_user AND a.state = 'leased' AND a.leased_until > rft.clock() AND a.question_id = ANY (holding);
     free := least(num, most) - (
@@ -61,8 +80,9 @@ BEGIN
         IF found_ids = '{}' THEN  -- then those that the account has skipped, the oldest first
             found_ids := ARRAY(
                 SELECT q.question_id FROM rft.assignment a JOIN rft.question q USING (question_id)
-                WHERE a.session_user_name = session_user AND a.state = 'skipped' AND q.queue = of_queue AND q.is_open AND q.deadline > rft.clock()
-                  AND q.question_id <> ALL (tried) AND (of_run IS NULL OR q.run_id = of_run) AND rft.is_claimable(q, is_limited)
+                WHERE a.session_user_name = session_user AND a.state = 'skipped' AND q.queue = of_queue AND q.deadline > rft.clock()
+                  AND q.question_id <> ALL (tried) AND (of_run IS NULL OR q.run_id = of_run)
+                  AND CASE WHEN q.is_gold THEN rft.is_answerable(q, is_limited) ELSE q.is_open AND rft.is_claimable(q, is_limited) END
                 ORDER BY a.since, q.question_id LIMIT free FOR NO KEY UPDATE OF q SKIP LOCKED);
         END IF;
         EXIT WHEN found_ids = '{}';
@@ -78,17 +98,25 @@ END
 $$;
 COMMENT ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]) IS 'Leases the next questions of a queue (a kind, or an empty text for reviews) for the session''s account and renews those that it holds; returns its leases without the held ones. Never more leases and answers than a question wants; skipped ones come last. Owner''s rights, to write assignments.';
 
-CREATE FUNCTION rft.is_claimable(q rft.question, is_limited boolean) RETURNS boolean
+CREATE FUNCTION rft.is_answerable(q rft.question, is_limited boolean) RETURNS boolean
 LANGUAGE sql STABLE
     SET enable_seqscan = off
 AS $$
     SELECT (NOT is_limited OR rft.may_label(coalesce(q.kind, 'reward'), q.run_id, q.taskset))
         AND (q.kind IS NULL OR NOT rft.has_standing(q.kind, q.target_id, session_user))
+        AND (q.review_id IS NULL OR EXISTS (SELECT FROM rft.rollout_group g WHERE g.group_id = q.group_id AND g.status = 'sealed' AND g.left_by IS NULL))
+        AND (q.run_id IS NULL OR NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = q.run_id AND x.status = 'archived'))
+        AND (q.group_id IS NULL OR NOT EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = q.group_id))
+$$;
+COMMENT ON FUNCTION rft.is_answerable(rft.question, boolean) IS 'Returns whether the session''s account may answer a question now: it is permitted to and has not answered, and the target is neither purged nor archived.';
+
+CREATE FUNCTION rft.is_claimable(q rft.question, is_limited boolean) RETURNS boolean
+LANGUAGE sql STABLE
+    SET enable_seqscan = off
+AS $$
+    SELECT rft.is_answerable(q, is_limited)
         AND q.num_answers + (SELECT count(*) FROM rft.assignment o
                              WHERE o.question_id = q.question_id AND o.state = 'leased' AND o.leased_until > rft.clock() AND o.session_user_name <> session_user) < q.wanted
-        AND (q.review_id IS NULL OR EXISTS (SELECT FROM rft.rollout_group g WHERE g.group_id = q.group_id AND g.status = 'sealed' AND g.left_by IS NULL))
-        AND (q.run_id IS NULL OR NOT EXISTS (SELECT FROM rft.archive x WHERE x.run_id = q.run_id AND x.archived_at IS NOT NULL))
-        AND (q.group_id IS NULL OR NOT EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = q.group_id))
 $$;
 COMMENT ON FUNCTION rft.is_claimable(rft.question, boolean) IS 'Returns whether the session''s account may answer an open question now. Called by rft.claim_questions.';
 
@@ -126,6 +154,7 @@ AS $$
 DECLARE
     asked rft.question;
 BEGIN
+    PERFORM rft.need_read_committed();
     SELECT * INTO asked FROM rft.question WHERE question_id = id FOR NO KEY UPDATE;
     UPDATE rft.assignment a
     SET state = 'leased', leased_until = rft.clock() + CASE WHEN asked.is_gold THEN rft.question_lease() ELSE interval '0' END, since = rft.clock()

@@ -73,7 +73,7 @@ BEGIN
     END IF;
     NEW.session_user_name := session_user;
     NEW.made_at := clock_timestamp();
-    INSERT INTO rft.question AS q (kind, target_id, is_gold, is_open) VALUES (NEW.kind, NEW.target_id, true, false)
+    INSERT INTO rft.question AS q (kind, target_id, is_gold, wanted) VALUES (NEW.kind, NEW.target_id, true, 0)
     ON CONFLICT (target_id, kind) WHERE review_id IS NULL DO UPDATE SET is_gold = true;
     RETURN NEW;
 END
@@ -91,11 +91,10 @@ BEGIN
         RETURN 0;
     END IF;
     SELECT q.question_id INTO chosen FROM rft.question q
-    WHERE q.queue = of_queue AND q.is_gold AND q.question_id <> ALL (not_ids) AND (of_run IS NULL OR q.run_id = of_run)
-      AND NOT EXISTS (SELECT FROM rft.assignment a WHERE a.question_id = q.question_id AND a.session_user_name = session_user AND a.state = 'answered')
-      AND NOT rft.has_standing(q.kind, q.target_id, session_user)
-      AND (NOT is_limited OR rft.may_label(q.kind, q.run_id, q.taskset))
-      AND (q.group_id IS NULL OR NOT EXISTS (SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = q.group_id))
+    WHERE q.queue = of_queue AND q.is_gold AND q.deadline > rft.clock() AND q.question_id <> ALL (not_ids) AND (of_run IS NULL OR q.run_id = of_run)
+      AND NOT EXISTS (SELECT FROM rft.assignment a WHERE a.question_id = q.question_id AND a.session_user_name = session_user
+                      AND a.state IN ('answered', 'skipped'))
+      AND rft.is_answerable(q, is_limited)
     ORDER BY random() LIMIT 1;
     IF chosen IS NULL THEN
         RETURN 0;

@@ -106,9 +106,11 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    -- A label of any kind, and a comment. Id, account, batch and time are set by the database.
+    -- A label of any kind, a comment, and the queue of questions. Id, account, batch and time are set by the database.
     FOREACH role IN ARRAY held LOOP
         IF role <> 'rft_reader' THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]), rft.renew_questions(bigint[]),'
+                ' rft.release_questions(bigint[]), rft.skip_question(bigint), rft.unskip_question(bigint), rft.skipped_questions(text, bigint) TO %I', role);
             EXECUTE format('GRANT INSERT (kind, kind_version, target_id, value, source, author, model, confidence, reason, shown, seconds, supersedes,'
                 ' restores, retracted, key) ON rft.annotation TO %I', role);
             EXECUTE format('GRANT INSERT (target, target_id, kind, comment, author, key) ON rft.comment TO %I', role);
@@ -126,8 +128,6 @@ BEGIN
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]), rft.begin_label_batches(integer),
             rft.label_rollout(bigint, double precision, boolean), rft.lock_annotations(text[], bigint[]), rft.undo_annotation_rows(bigint[], text),
             rft.undo_annotations(bigint, text), rft.undo_annotation_of_key(text, text) TO rft_labeler;
-        GRANT EXECUTE ON FUNCTION rft.claim_questions(text, integer, bigint, bigint[]), rft.renew_questions(bigint[]), rft.release_questions(bigint[]),
-            rft.skip_question(bigint), rft.unskip_question(bigint), rft.skipped_questions(text, bigint) TO rft_labeler;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR granted IN SELECT * FROM rft.worker_rights() LOOP
