@@ -54,15 +54,20 @@ def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | Non
     return load_config(file, _with_buffer(overrides, buffer_uri))
 
 
-def stage_configurations(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> list[RunConfig]:
+def stage_configurations(
+    file: Path, overrides: list[str] | None, buffer_uri: str | None, digest: str | None = None
+) -> list[RunConfig]:
     """Return the configurations of a file's stages, with overrides applied to all; a file without stages is a single stage.
 
+    Args:
+        digest: SHA-256 of the file as it was checked.
+
     Raises:
-        ConfigError: the file is invalid, or --buffer and --set name two buffers.
+        ConfigError: the file is invalid or has changed since, or --buffer and --set name two buffers.
     """
     from rftcore.config.run import load_stages
 
-    return load_stages(file, _with_buffer(overrides, buffer_uri))
+    return load_stages(file, _with_buffer(overrides, buffer_uri), digest)
 
 
 def _with_buffer(overrides: list[str] | None, buffer_uri: str | None) -> list[str]:

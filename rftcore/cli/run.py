@@ -49,6 +49,7 @@ def run(
     plain: PlainOption = False,
     keep_running: KeepRunningOption = False,
     studio: StudioOption = False,
+    digest: Annotated[str | None, typer.Option("--digest", hidden=True)] = None,
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
@@ -77,7 +78,7 @@ def run(
         name, config = stored_configuration(name, overrides, buffer)
         stages = [config]
     else:
-        stages = stage_configurations(file, overrides, buffer)
+        stages = stage_configurations(file, overrides, buffer, digest)
     settings = [*(f"--set={override}" for override in overrides or []), *([f"--buffer={buffer}"] if buffer else [])]
     request = RunRequest(stages, file, name, continuation, settings, plain, studio)
     raise typer.Exit(run_until_final(request, warn) if keep_running else run_here(request))

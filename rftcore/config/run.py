@@ -6,6 +6,7 @@ the folder to which its relative paths refer. The run's row stores the resolved 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,7 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     return parse_config(raw, file.resolve().parent, str(file))
 
 
-def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfig]:
+def load_stages(file: Path, overrides: list[str] | None = None, digest: str | None = None) -> list[RunConfig]:
     """Read a configuration file that may have stages; a file without stages is a single stage.
 
     Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is named
@@ -305,12 +306,13 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
 
     Args:
         overrides: `a.b=value` changes all stages, whatever they set themselves; `stages.NAME.a.b=value` changes one.
+        digest: SHA-256 of the file as it was checked; a file that has changed since is refused.
 
     Raises:
         ConfigError: as for `load_config`, with the stage's name; or a stage has no name, or two have the same.
     """
     found, errors = [], []
-    for name, whole in _stage_mappings(_read_mapping(file), overrides or [], str(file)):
+    for name, whole in _stage_mappings(_read_mapping(file, digest), overrides or [], str(file)):
         try:
             origin = str(file) if name is None else f"{file}, stage {name!r}"
             found.append(parse_config(whole, file.resolve().parent, origin))
@@ -364,15 +366,18 @@ def _stage_mappings(raw: dict[str, Any], overrides: list[str], origin: str) -> l
     return found
 
 
-def _read_mapping(file: Path) -> dict[str, Any]:
+def _read_mapping(file: Path, digest: str | None = None) -> dict[str, Any]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        data = file.read_bytes()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text: {error}", todo="save the file as UTF-8") from error
     except OSError as error:
         raise ConfigError(
             f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"
         ) from error
+    if digest not in (None, hashlib.sha256(data).hexdigest()):
+        raise ConfigError(f"{file} has changed since it was checked", todo="look at it again, and start it again")
     return _mapping(text, str(file))
 
 

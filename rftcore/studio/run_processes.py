@@ -174,7 +174,9 @@ class RunProcesses:
                 )
             now = datetime.datetime.now(datetime.UTC)
             log = place / f"{Path(file).stem}-{now:%Y%m%d-%H%M%S}-{key[:8]}.log"
-            child = self._launch(file, resumes, log, f"{now.isoformat(timespec='seconds')}: {author} ({account})")
+            child = self._launch(
+                file, digest, resumes, log, f"{now.isoformat(timespec='seconds')}: {author} ({account})"
+            )
             try:
                 process = Process(**{**own_process(), "pid": child.pid, "pid_started": started_at(child.pid) or 0})
                 started = now.isoformat(timespec="milliseconds")
@@ -218,14 +220,14 @@ class RunProcesses:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _launch(self, file: str, resumes: str | None, log: Path, head: str) -> subprocess.Popen[bytes]:
+    def _launch(self, file: str, digest: str, resumes: str | None, log: Path, head: str) -> subprocess.Popen[bytes]:
         uri, password = split_password(self._buffer.uri)
         uri = uri if is_server(uri) else str(Path(uri).resolve())
         options = ["--resume", *([resumes] if resumes else [])] if resumes is not None else []
         # Of the studio's buffer, too, if the file names segments and the studio does not.
         segments = None if self._buffer.segments is None else str(Path(self._buffer.segments).resolve())
         of_buffer = [f"--buffer={uri}", f"--set=buffer.segments={json.dumps(segments)}"]
-        arguments = [str(self._folder.path / file), *options, "--plain", *of_buffer]
+        arguments = [str(self._folder.path / file), *options, "--plain", f"--digest={digest}", *of_buffer]
         descriptor = os.open(
             log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC, 0o600
         )

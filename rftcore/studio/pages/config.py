@@ -10,9 +10,11 @@ Only the person who started the studio is let in: a configuration names code tha
 from __future__ import annotations
 
 import difflib
+import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -35,6 +37,7 @@ PAGE = Page("Configurations", "/config", order=110, for_owner=True)
 router = APIRouter()
 _LONGEST = 2**19
 _CHECK_S = 300
+_MOST_OUTPUT = 2**16
 _ONE_CHECK = threading.Semaphore(1)
 
 
@@ -150,15 +153,20 @@ def check_part(visit: Visit, processes: Processes, file: Name, text: Text, diges
         raise HTTPException(429, visit.text("A check is running already."))
     try:
         command = [sys.executable, "-P", "-m", "rftcore", "check", str(processes.folder.path / file)]
-        done = subprocess.run(
-            command,
-            env=child_environment(),
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_CHECK_S,
-            check=False,
-        )
-        said, is_valid = done.stderr.decode(errors="replace").strip(), done.returncode == 0
+        with tempfile.TemporaryFile() as output:  # a plug-in may print without end
+            done = subprocess.run(
+                command,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                timeout=_CHECK_S,
+                check=False,
+            )
+            begin = max(0, output.seek(0, os.SEEK_END) - _MOST_OUTPUT)
+            output.seek(begin)
+            said = ("…" if begin else "") + output.read(_MOST_OUTPUT).decode(errors="replace").strip()
+        is_valid = done.returncode == 0
     except subprocess.TimeoutExpired:
         said, is_valid = visit.text("The check did not end within five minutes."), False
     finally:

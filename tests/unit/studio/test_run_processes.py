@@ -143,3 +143,16 @@ def test_a_run_gets_the_studios_buffer_alone_and_no_secret_on_its_command_line(
         assert seen["env"]["PGPASSWORD"] == "s3cret" and CLIENT_SECRET not in seen["env"]
         assert "s3cret" not in Path(made.log).read_text()
         wait_until(lambda processes=processes: processes.starts()[0].exit_code is not None)
+
+
+def test_a_file_that_changes_between_the_check_and_the_run_is_not_run(processes: RunProcesses) -> None:
+    launch = processes._launch
+
+    def late(file: str, *others: Any) -> subprocess.Popen[bytes]:
+        (processes.folder.path / file).write_text("run: {name: another}\n")
+        return launch(file, *others)
+
+    processes._launch = late  # type: ignore[method-assign]
+    made = start(processes, "a")
+    wait_until(lambda: processes.starts()[0].exit_code is not None)
+    assert processes.starts()[0].exit_code and "has changed since it was checked" in made.last_lines()
