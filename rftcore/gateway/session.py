@@ -80,6 +80,7 @@ class GatewaySession:
         )  # not logged if it is not awaited
         self.limit_reached = asyncio.Event()
         self._model = model
+        self._earlier_turns = {id(turn) for turn in model.turns}
         self._transcript = Transcript(model.tokenizer, settings.format)
         self._requests = Requests()
         self._context = contextvars.copy_context()
@@ -112,9 +113,9 @@ class GatewaySession:
             return
         self._is_closed = True
         self._requests.cancel()
-        read = {id(turn) for turn in self._requests.delivered_turns}
+        kept = self._earlier_turns | {id(turn) for turn in self._requests.delivered_turns}
         for turn in self._model.turns:
-            if id(turn) not in read:
+            if id(turn) not in kept:
                 turn.sequence.loss_mask = [False] * len(turn.response_token_ids)
 
     def _begin(self, answering: Coroutine[Any, Any, Answered]) -> asyncio.Task[Answered]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from rftcore.gateway.chat_request import AssistantMessage, ChatMessage, Content, SystemMessage, ToolMessage
@@ -20,6 +21,9 @@ from rftcore.tools.formats.json_text import InvalidJsonError, decoded_object
 from rftcore.workflows.chat_encoding import Message, copied
 from rftcore.workflows.task import Turn
 from rftcore.workflows.tool_dialogue import ToolDialogue
+
+_Calls = MutableMapping[str, tuple[str, str]]
+"""Calls by OpenAI's identifier: that of the template, and the name of the tool."""
 
 
 class Transcript:
@@ -33,7 +37,7 @@ class Transcript:
     def __init__(self, tokenizer: Any, format: str | None = None) -> None:
         self._tokenizer, self._format = tokenizer, format
         self._answers: dict[str, Message] = {}
-        self._calls: dict[str, tuple[str, str]] = {}  # by OpenAI's identifier: that of the template, and the name
+        self._calls: _Calls = {}  # those of this session's answers
 
     def dialogue(self, schemas: Sequence[dict[str, Any]]) -> ToolDialogue:
         """Return how a chat with these tools is written.
@@ -54,6 +58,7 @@ class Transcript:
             ConfigError: see `dialogue`.
         """
         chat: list[Message] = []
+        calls = ChainMap[str, tuple[str, str]]({}, self._calls)  # with those that the program has written itself
         answered: set[str] = set()  # the calls of the last answer
         place = 0
         while place < len(messages):
@@ -63,14 +68,16 @@ class Transcript:
                 end = next(
                     (i for i in range(place, len(messages)) if not isinstance(messages[i], ToolMessage)), len(messages)
                 )
-                self._refuse_strangers(messages[place:end], place, answered)
-                chat += self._results(messages[place:end], chat, dialogue)
+                _refuse_strangers(messages[place:end], place, answered)
+                chat += _results(messages[place:end], chat, dialogue, calls)
                 place = end
                 continue
             answered = (
                 {call.id for call in message.tool_calls or ()} if isinstance(message, AssistantMessage) else set()
             )
-            chat.append(self._answer(message, place) if isinstance(message, AssistantMessage) else _told(message))
+            chat.append(
+                self._answer(message, place, calls) if isinstance(message, AssistantMessage) else _told(message)
+            )
             place += 1
         if dialogue is not None:
             _describe_tools(chat, dialogue)
@@ -117,54 +124,59 @@ class Transcript:
         function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
         return {"id": name, "type": "function", "function": function}
 
-    def _answer(self, message: AssistantMessage, place: int) -> Message:
+    def _answer(self, message: AssistantMessage, place: int, calls: _Calls) -> Message:
         known = self._answers.get(_key(message))
         if known is not None:
             return copied([known])[0]
         found: Message = {"role": "assistant", "content": _text(message.content)}
         if message.tool_calls:
             found["tool_calls"] = [
-                self._foreign_call(message, place, number) for number in range(len(message.tool_calls))
+                _foreign_call(message, place, number, calls) for number in range(len(message.tool_calls))
             ]
         return found
 
-    def _foreign_call(self, message: AssistantMessage, place: int, number: int) -> dict[str, Any]:
-        """Return a call that this session has not sampled, such as one of an example."""
-        assert message.tool_calls is not None
-        call = message.tool_calls[number]
-        try:
-            text = call.function.arguments.strip() or "{}"
-            arguments, end = decoded_object(text, 0)
-            if end < len(text):
-                raise InvalidJsonError("more follows the JSON object")
-        except InvalidJsonError as error:
-            param = f"messages[{place}].tool_calls[{number}].function.arguments"
-            raise ApiError(400, f"Invalid value for {param!r}: {error}", param=param, code="invalid_value") from None
-        internal, _ = self._calls.get(call.id, (f"call{number:05d}", ""))
-        self._calls[call.id] = internal, call.function.name
-        return {"id": internal, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
-    def _refuse_strangers(self, messages: Sequence[ChatMessage], place: int, answered: set[str]) -> None:
-        """Refuse results of calls that the answer before them does not have.
+def _foreign_call(message: AssistantMessage, place: int, number: int, calls: _Calls) -> dict[str, Any]:
+    """Return a call that this session has not sampled, such as one of an example, and add it to the calls."""
+    assert message.tool_calls is not None
+    call = message.tool_calls[number]
+    try:
+        text = call.function.arguments.strip() or "{}"
+        arguments, end = decoded_object(text, 0)
+        if end < len(text):
+            raise InvalidJsonError("more follows the JSON object")
+    except InvalidJsonError as error:
+        param = f"messages[{place}].tool_calls[{number}].function.arguments"
+        raise ApiError(400, f"Invalid value for {param!r}: {error}", param=param, code="invalid_value") from None
+    internal, _ = calls.get(call.id, (f"call{number:05d}", ""))
+    calls[call.id] = internal, call.function.name
+    return {"id": internal, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
-        Raises:
-            ApiError: which.
-        """
-        for number, message in enumerate(messages, place):
-            if isinstance(message, ToolMessage) and message.tool_call_id not in answered:
-                param = f"messages[{number}].tool_call_id"
-                what = f"Invalid value for {param!r}: the answer before it has no call with this id"
-                raise ApiError(400, what, param=param, code="invalid_value")
 
-    def _results(self, messages: Sequence[ChatMessage], chat: list[Message], dialogue: ToolDialogue) -> list[Message]:
-        return dialogue.results(
-            chat[-1],
-            [
-                (*self._calls[message.tool_call_id], _text(message.content))
-                for message in messages
-                if isinstance(message, ToolMessage)
-            ],
-        )
+def _refuse_strangers(messages: Sequence[ChatMessage], place: int, answered: set[str]) -> None:
+    """Refuse results of calls that the answer before them does not have.
+
+    Raises:
+        ApiError: which.
+    """
+    for number, message in enumerate(messages, place):
+        if isinstance(message, ToolMessage) and message.tool_call_id not in answered:
+            param = f"messages[{number}].tool_call_id"
+            what = f"Invalid value for {param!r}: the answer before it has no call with this id"
+            raise ApiError(400, what, param=param, code="invalid_value")
+
+
+def _results(
+    messages: Sequence[ChatMessage], chat: list[Message], dialogue: ToolDialogue, calls: _Calls
+) -> list[Message]:
+    return dialogue.results(
+        chat[-1],
+        [
+            (*calls[message.tool_call_id], _text(message.content))
+            for message in messages
+            if isinstance(message, ToolMessage)
+        ],
+    )
 
 
 def _describe_tools(chat: list[Message], dialogue: ToolDialogue) -> None:

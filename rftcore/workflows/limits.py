@@ -75,7 +75,11 @@ class Allowance:
         self._num_turns += 1
         while (granted := min(max_tokens, self._num_left)) > self._num_left - self._num_reserved:
             self._waiting.append(ended := asyncio.get_running_loop().create_future())
-            await ended
+            try:
+                await ended
+            except asyncio.CancelledError:
+                self._num_turns -= 1
+                raise
             self._refuse_if_reached()
         if granted <= 0:
             limit = self._limits.max_rollout_tokens
@@ -83,8 +87,9 @@ class Allowance:
         self._num_reserved += int(granted)
         return int(granted)
 
-    def end_turn(self, reserved: int, num_sampled: int) -> None:
-        """Release the tokens that a turn reserved, and count those that it sampled."""
+    def end_turn(self, reserved: int, num_sampled: int, *, is_refused: bool = False) -> None:
+        """Release the tokens that a turn reserved, and count those that it sampled. A request that was refused is no turn."""
+        self._num_turns -= is_refused
         self._num_reserved -= reserved
         self._num_left -= num_sampled
         waiting, self._waiting = self._waiting, []

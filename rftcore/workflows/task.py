@@ -293,13 +293,17 @@ class Model:
             ended.set_result(None)
 
     async def _answered(self, request: _Request) -> Turn:
-        max_tokens, num_sampled = await self._allowance.begin_turn(request.decoding.max_tokens), 0
+        max_tokens = await self._allowance.begin_turn(request.decoding.max_tokens)
+        num_sampled, is_refused = 0, False
         try:
             prompt = self._session.prompt(self._sampler.tokenizer, request.messages, request.given, request.role)
             generation = await self._generation(prompt.token_ids, replace(request.decoding, max_tokens=max_tokens))
             num_sampled = len(generation.token_ids)
+        except Exception:
+            is_refused = True
+            raise
         finally:
-            self._allowance.end_turn(max_tokens, num_sampled)
+            self._allowance.end_turn(max_tokens, num_sampled, is_refused=is_refused)
         return self._session.add(_turn(request, prompt, generation), prompt)
 
     async def _generation(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:

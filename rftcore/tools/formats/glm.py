@@ -19,6 +19,7 @@ from rftcore.tools.formats.thoughts import after_thoughts
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_DEFINED = ("$defs", "definitions")
 _NAME = re.compile(r"\s*([^\s<>{}()\[\]\"']+)\s*")
 
 
@@ -53,7 +54,7 @@ def _call(text: str, start: int, number: int, schemas: Sequence[Mapping[str, Any
     if named is None:
         raise InvalidJsonError(f"a call begins with the name of a tool, not with {text[start : start + 20]!r}")
     name, place = named[1], named.end()
-    types = _parameters(name, schemas)
+    parameters, definitions = _parameters(name, schemas)
     arguments: dict[str, Any] = {}
     while text.startswith(_KEY, place):
         key, place = _until(text, place + len(_KEY), _KEY_END, name)
@@ -61,7 +62,7 @@ def _call(text: str, start: int, number: int, schemas: Sequence[Mapping[str, Any
         if not text.startswith(_VALUE, place):
             raise InvalidJsonError(f"the argument {key.strip()!r} of {name} has no {_VALUE}")
         value, place = _until(text, place + len(_VALUE), _VALUE_END, name)
-        arguments[key.strip()] = _read(value, types.get(key.strip()))
+        arguments[key.strip()] = _read(value, parameters.get(key.strip()), definitions)
         place = after_space(text, place)
     if place < len(text) and not text.startswith(_END, place):
         raise InvalidJsonError(
@@ -77,23 +78,31 @@ def _until(text: str, start: int, mark: str, name: str) -> tuple[str, int]:
     return text[start:end], end + len(mark)
 
 
-def _parameters(name: str, schemas: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _parameters(name: str, schemas: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the schemas of a tool's parameters, and the definitions to which they may refer."""
     for schema in schemas:
         function = schema["function"]
         if function["name"] == name:
-            found = (function.get("parameters") or {}).get("properties")
-            return found if isinstance(found, Mapping) else {}
-    return {}
+            found = function.get("parameters") or {}
+            given = [found.get(key) for key in ("properties", *_DEFINED)]
+            properties, *definitions = [each if isinstance(each, Mapping) else {} for each in given]
+            return properties, {
+                f"#/{key}/{each}": value
+                for key, of in zip(_DEFINED, definitions, strict=True)
+                for each, value in of.items()
+            }
+    return {}, {}
 
 
-def _read(text: str, schema: Any) -> Any:
-    types = _types(schema)
+def _read(text: str, schema: Any, definitions: Mapping[str, Any]) -> Any:
+    types = _types(schema, definitions)
     if types == {"string"}:
         return text
     found = decoded_value(text)
     if found is None or ("string" in types and not types & _KINDS[type(found[0])]):
         return text
-    return found[0]
+    values = _values(schema, definitions)
+    return text if text in values and found[0] not in values else found[0]
 
 
 _KINDS: dict[type, set[str]] = {
@@ -107,16 +116,37 @@ _KINDS: dict[type, set[str]] = {
 }
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the types that a schema allows; empty if it does not say."""
+def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema allows; empty if it does not say.
+
+    Args:
+        definitions: by their references; those of a definition itself are not followed, as it may refer to itself.
+    """
     if not isinstance(schema, Mapping):
         return set()
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(definitions.get(reference), {})
     several = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(several, list):
-        each = [_types(one) for one in several]
+        each = [_types(one, definitions) for one in several]
         return set().union(*each) if all(each) else set()
+    if isinstance(required := schema.get("allOf"), list):
+        stated = [types for one in required if (types := _types(one, definitions))]
+        return set.intersection(*stated) if stated else set()
     found = schema.get("type")
-    return {found} if isinstance(found, str) else set(map(str, found)) if isinstance(found, list) else set()
+    if isinstance(found, str | list):
+        return {found} if isinstance(found, str) else set(map(str, found))
+    return set().union(*(_KINDS[type(value)] for value in _values(schema, definitions)))
+
+
+def _values(schema: Any, definitions: Mapping[str, Any]) -> list[Any]:
+    """Return the values that a schema lists; empty if it lists none."""
+    if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        schema = definitions.get(reference)
+    if not isinstance(schema, Mapping):
+        return []
+    found = [schema["const"]] if "const" in schema else schema.get("enum")
+    return found if isinstance(found, list) else []
 
 
 def render(calls: list[ToolCall], content: str = "") -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai import AsyncOpenAI
 
 from rftcore.engines.base import Decoding, Generation, PromptTooLongError
+from rftcore.gateway import GatewaySession, SessionSettings
 from rftcore.tools.calls import ToolCall
 from rftcore.tools.formats import FORMATS
 from rftcore.workflows.limits import Limits
@@ -296,6 +298,20 @@ def test_keys_paths_methods_hosts_and_bodies_are_checked() -> None:
     assert len(during(program, "a").model.turns) == 1
 
 
+@pytest.mark.parametrize("chat", [[*HELLO, *HELLO], HELLO], ids=["refused by the template", "too long"])
+def test_a_refused_request_is_no_turn(chat: list[dict[str, str]]) -> None:
+    async def program(end: Endpoint) -> None:
+        for _ in range(3):
+            with pytest.raises(openai.BadRequestError):
+                await end.client.chat.completions.create(model="policy", messages=chat)
+        await end.client.chat.completions.create(model="policy", messages=HELLO)
+        with pytest.raises(openai.PermissionDeniedError, match="has had its 1 turns"):
+            await end.client.chat.completions.create(model="policy", messages=HELLO)
+
+    errors = [PromptTooLongError("too long")] * (3 * (chat == HELLO))
+    during(program, "a", spy=failing(*errors, template="gemma3"), limits=Limits(max_turns=1))
+
+
 def test_limits_are_errors_that_clients_do_not_repeat() -> None:
     async def program(end: Endpoint) -> None:
         client = end.client.with_options(max_retries=3)
@@ -319,8 +335,8 @@ class Failing(Spy):
         return await super().generate(prompt_token_ids, decoding)
 
 
-def failing(*errors: Exception) -> Failing:
-    spy = Failing(chat_tokenizer("qwen2_5"))
+def failing(*errors: Exception, template: str = "qwen2_5") -> Failing:
+    spy = Failing(chat_tokenizer(template))
     spy.errors = list(errors)
     return spy
 
@@ -438,6 +454,19 @@ def test_an_answer_that_no_program_has_read_is_not_trained() -> None:
     assert unread.loss_mask is not None
     assert not any(unread.loss_mask)
     assert read.loss_mask is None
+
+
+def test_a_session_leaves_the_answers_from_before_it_as_they_are() -> None:
+    async def program(end: Endpoint) -> None:
+        await end.client.chat.completions.create(model="policy", messages=HELLO)
+        end.gateway.end(end.session)
+        second = GatewaySession(end.model, SessionSettings())
+        async with AsyncOpenAI(base_url=end.gateway.open(second), api_key="none", max_retries=0) as client:
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "other"}])
+        end.gateway.end(second)
+
+    end = during(program, "one", "two")
+    assert [turn.sequence.loss_mask for turn in end.model.turns] == [None, None]
 
 
 def test_the_end_of_a_rollout_ends_its_open_requests() -> None:

@@ -177,7 +177,10 @@ def test_a_program_that_repeats_refused_requests_fills_no_memory() -> None:
         for number in range(5):
             bad = {"messages": [*HELLO, result(f"x{number}")]}
             assert (await post(end, bad, **{"Idempotency-Key": f"k{number}"})).status_code == 400
+            foreign = {"role": "assistant", "content": None, "tool_calls": [call("{}", f"y{number}")]}
+            assert (await post(end, {"messages": [*HELLO, foreign, result("other")]})).status_code == 400
         assert not end.session._requests._all and not end.session._requests._by_key
+        assert not end.session._transcript._calls and not end.session._transcript._answers
 
     during(program)
 

@@ -256,13 +256,24 @@ def test_thoughts_contain_no_calls(each: ToolFormat) -> None:
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "42"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, 42),
         ({"type": ["string", "boolean"]}, "42"),
+        ({"enum": ["42", "43"]}, "42"),
+        ({"enum": ["42", 43]}, "42"),
+        ({"enum": ["43", 42]}, 42),
+        ({"const": "42"}, "42"),
+        ({"allOf": [{"description": "a year"}, {"type": "string"}]}, "42"),
+        ({"$ref": "#/$defs/Year"}, "42"),
+        ({"anyOf": [{"$ref": "#/definitions/Old"}, {"type": "null"}]}, "42"),
+        ({"$ref": "#/$defs/Loop"}, 42),
+        ({"$ref": "#/$defs/Missing"}, 42),
         ({}, 42),
         (None, 42),
     ],
 )
 def test_values_without_marks_are_read_by_their_schema(schema: dict[str, Any] | None, value: object) -> None:
     properties = {} if schema is None else {"a": schema}
-    schemas = [{"function": {"name": "add", "parameters": {"properties": properties}}}]
+    definitions = {"Year": {"enum": ["42"], "type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    parameters = {"properties": properties, "$defs": definitions, "definitions": {"Old": {"const": "42"}}}
+    schemas = [{"function": {"name": "add", "parameters": parameters}}]
     text = "<tool_call>add<arg_key>a</arg_key><arg_value>42</arg_value></tool_call>"
     assert FORMATS["glm"].parsed(text, schemas).calls == [ToolCall("add", {"a": value})]
 
