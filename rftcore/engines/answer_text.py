@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Bytes of a character in UTF-8: each may be a token.
+_MAX_CHARACTER_TOKENS = 4
+
 
 class AnswerText:
     """Decodes the tokens of answers.
@@ -68,7 +71,21 @@ class GrowingText:
             return self._text
         known = self._answer.decode(self._token_ids[self._before : self._known])
         found = self._answer.decode(self._token_ids[self._before : end])
-        if not found.endswith("\ufffd"):  # a part of a character
+        if found.endswith("\ufffd"):  # a part of a character
+            end, found = self._decided(end, found)
+        if end > self._known:
             self._text += found[len(known) :]
             self._before, self._known = self._known, end
         return self._text
+
+    def _decided(self, end: int, found: str) -> tuple[int, str]:
+        """Return the end and the text of the tokens that hold no part of a character that further tokens may complete.
+
+        Only the last few tokens may be completed. So a long answer of nothing but parts of characters is decoded in linear time, too.
+        """
+        last = end - _MAX_CHARACTER_TOKENS
+        for place in range(last, max(self._known, last - _MAX_CHARACTER_TOKENS), -1):
+            text = self._answer.decode(self._token_ids[self._before : place])
+            if found.startswith(text):
+                return place, text
+        return self._known, ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftcore.engines.answer_text import AnswerText
+from rftcore.engines.answer_text import AnswerText, GrowingText
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.token_reports import report_tokens
 from rftcore.gateway.parts import Parts, continued
@@ -148,6 +148,42 @@ def test_what_is_shown_is_the_beginning_of_the_answer(
     told = continued(shown[-1], content)
     assert told is not None and "".join(told.split()) == "".join(content.split())
     assert with_tools or told == content
+
+
+class Counting(AnswerText):
+    """Counts the tokens that it decodes."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids)
+
+
+BYTES = chat_tokenizer("qwen2_5").encode("aé😀", add_special_tokens=False)
+
+
+@given(
+    token_ids=st.lists(st.sampled_from(BYTES), max_size=40),
+    sizes=st.lists(st.integers(1, 6), min_size=40, max_size=40),
+)
+def test_parts_of_characters_are_shown_once_nothing_can_complete_them(token_ids: list[int], sizes: list[int]) -> None:
+    decode = Counting(chat_tokenizer("qwen2_5"))
+    growing, shown, place = GrowingText(decode), [""], 0
+    for size in sizes:
+        shown.append(growing.add(token_ids[place : place + size]))
+        place += size
+    assert all(after.startswith(before) for before, after in pairwise(shown))
+    whole = decode.decode(token_ids)
+    assert whole.startswith(shown[-1]) and len(whole) - len(shown[-1]) <= 8
+
+
+def test_an_answer_of_halves_of_characters_is_decoded_in_linear_time() -> None:
+    decode = Counting(chat_tokenizer("qwen2_5"))
+    growing = GrowingText(decode)
+    for _ in range(500):
+        growing.add(BYTES[1:2] * 4)
+    assert decode.num_decoded < 500 * 100
 
 
 def test_content_before_a_call_comes_in_parts_and_the_call_whole() -> None:
