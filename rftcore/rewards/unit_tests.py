@@ -27,7 +27,7 @@ from rftcore.workflows.task import Task, Turn
 from rftdata.config import Section
 from rftdata.errors import RftError
 
-_BLOCK = re.compile(r"^ {0,3}```[ \t]*[\w+-]*[ \t]*\n(.*?)^ {0,3}```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE, _LANGUAGE = "```", re.compile(r"[\w+-]*")
 
 
 class UnitTests:
@@ -91,5 +91,23 @@ class UnitTests:
 
 def code_of(text: str) -> str:
     """Return the last block of code in a text, or all of it without one."""
-    blocks = _BLOCK.findall(text)
-    return str(blocks[-1]) if blocks else text
+    last: list[str] | None = None
+    block: list[str] | None = None
+    for line in text.split("\n"):
+        language = _fence_language(line)
+        if block is None:
+            block = None if language is None else []
+        elif language == "":
+            last, block = block, None
+        else:
+            block.append(f"{line}\n")
+    return text if last is None else "".join(last)
+
+
+def _fence_language(line: str) -> str | None:
+    """Return the language of a line that begins or ends a block of code; None for other lines."""
+    fence = line.lstrip(" ")
+    if len(line) - len(fence) > 3 or not fence.startswith(_FENCE):
+        return None
+    language = fence.removeprefix(_FENCE).strip(" \t\r")
+    return language if _LANGUAGE.fullmatch(language) else None

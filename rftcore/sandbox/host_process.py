@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -150,7 +151,8 @@ class RunningLocal:
 
     def close(self) -> None:
         """Kill it, if it runs, and close the files."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._supervisor.shutdown(socket.SHUT_RDWR)  # a fork of this process may have a copy
         self._supervisor.close()
         if self._channel is not None:
             self._channel.close()
-            self._channel = None

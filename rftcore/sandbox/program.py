@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -74,6 +77,8 @@ class Channel:
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes = reads, writes
+        self._lock = threading.Lock()
+        self._num_users, self._is_closed = 1, False  # a user is a call, and what has not closed it yet
         os.set_blocking(writes, False)
 
     def send(self, message: object, until: float) -> None:
@@ -85,7 +90,10 @@ class Channel:
         Raises:
             ProgramEndedError: the program has ended or does not read.
         """
-        view = memoryview(framed(message))
+        with self._in_use():
+            self._send(memoryview(framed(message)), until)
+
+    def _send(self, view: memoryview, until: float) -> None:
         poll = select.poll()
         poll.register(self._writes, select.POLLOUT)
         while view:
@@ -104,6 +112,10 @@ class Channel:
         Raises:
             ProgramEndedError: the program has ended, sent something else, or takes too long.
         """
+        with self._in_use():
+            return self._receive(until)
+
+    def _receive(self, until: float) -> Any:
         head = self._exactly(4, until)
         length = int.from_bytes(head, "big")
         if length > LARGEST_MESSAGE:
@@ -115,7 +127,29 @@ class Channel:
             raise ProgramEndedError("its message is no JSON") from error
 
     def close(self) -> None:
-        """Close both files."""
+        """Close both files, when no thread uses them any more: another file may get their numbers at once."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._release()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise ProgramEndedError("it has ended")
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users:
+                return
         os.close(self._reads)
         os.close(self._writes)
 

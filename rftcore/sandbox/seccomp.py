@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+import signal
 import socket
 import struct
 
-from rftcore.sandbox.kernel import PR_SET_SECCOMP, prctl
+from rftcore.sandbox.kernel import PR_SET_PDEATHSIG, PR_SET_SECCOMP, prctl
 
 _MODE_FILTER = 2
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
@@ -38,7 +39,23 @@ _DENIED_ON_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}
 _SHARED = {"semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)}
 # Memory that belongs to no process, which only a control group counts.
 _UNCOUNTED = {"shmget": (29, 194), "memfd_create": (319, 279), "memfd_secret": (447, 447)}
-_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "ioctl": (16, 29)}
+# What reaches files and processes of the same user without opening them. Landlock does not handle it.
+_OUTSIDE = {
+    "shmat": (30, 196), "shmctl": (31, 195), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_unlink": (241, 181),
+    "chmod": (90, 53), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, 54), "fchown": (93, 55), "lchown": (94, 54), "fchownat": (260, 54),
+    "utime": (132, 88), "utimes": (235, 88), "futimesat": (261, 88), "utimensat": (280, 88),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    "inotify_add_watch": (254, 27), "fanotify_init": (300, 262), "bind": (49, 200), "connect": (42, 203),
+    "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
+    "setpriority": (141, 140), "ioprio_set": (251, 30),
+}  # fmt: skip
+_SPECIAL = {
+    "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
+    "prctl": (157, 167), "prlimit64": (302, 261),
+}  # fmt: skip
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -47,6 +64,11 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 def _refusal(number: int = errno.EPERM) -> bytes:
     return _step(_RETURN, _ERRNO | number)
+
+
+def _call(number: int, *steps: bytes) -> list[bytes]:
+    """Return the steps for one system call; they end with a result, as they may replace the call's number."""
+    return [_step(_EQUAL, number, 0, len(steps)), *steps]
 
 
 def _filter(*, local_sockets: bool, counted: bool) -> bytes:
@@ -64,11 +86,11 @@ def _filter(*, local_sockets: bool, counted: bool) -> bytes:
     if machine == "x86_64":
         denied += _DENIED_ON_X86.values()
     if not local_sockets:
-        denied += [numbers[column] for numbers in _SHARED.values()]
+        denied += [numbers[column] for numbers in (*_SHARED.values(), *_OUTSIDE.values())]
     if not counted:
         denied += [numbers[column] for numbers in _UNCOUNTED.values()]
-    clone, clone3, new_socket, ioctl = (numbers[column] for numbers in _SPECIAL.values())
-    allow = _step(_RETURN, _ALLOW)
+    number = {name: numbers[column] for name, numbers in _SPECIAL.items()}
+    allow, first = _step(_RETURN, _ALLOW), _step(_LOAD, _ARGUMENTS)
     steps = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_EQUAL, _ARCHITECTURES[machine], 1, 0),
@@ -77,29 +99,27 @@ def _filter(*, local_sockets: bool, counted: bool) -> bytes:
     ]
     if machine == "x86_64":
         steps += [_step(_AT_LEAST, _X32, 0, 1), _refusal()]
-    for number in denied:
-        steps += [_step(_EQUAL, number, 0, 1), _refusal()]
+    for each in denied:
+        steps += _call(each, _refusal())
     # The C library falls back to clone, whose flags a filter can read.
-    steps += [_step(_EQUAL, clone3, 0, 1), _refusal(errno.ENOSYS)]
-    steps += [
-        _step(_EQUAL, clone, 0, 4),
-        _step(_LOAD, _ARGUMENTS),
-        _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
-        _refusal(),
-        allow,
-    ]
+    steps += _call(number["clone3"], _refusal(errno.ENOSYS))
+    steps += _call(number["clone"], first, _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refusal(), allow)
+    # A program does not outlive what watches it.
+    kill = [_step(_LOAD, _ARGUMENTS + 8), _step(_EQUAL, signal.SIGKILL, 1, 0)]
+    steps += _call(number["prctl"], first, _step(_EQUAL, PR_SET_PDEATHSIG, 0, 3), *kill, _refusal(), allow)
+    local_only = [first, _step(_EQUAL, socket.AF_UNIX, 1, 0), _refusal(errno.EACCES)]
     if local_sockets:
-        steps += [
-            _step(_EQUAL, new_socket, 0, 4),
-            _step(_LOAD, _ARGUMENTS),
-            _step(_EQUAL, socket.AF_UNIX, 1, 0),
-            _refusal(errno.EACCES),
-            allow,
-        ]
+        steps += _call(number["socket"], *local_only, allow)
+        steps += _call(number["socketpair"], *local_only, allow)
     else:
-        steps += [_step(_EQUAL, new_socket, 0, 1), _refusal(errno.EACCES)]
-    steps += [_step(_EQUAL, ioctl, 0, 4), _step(_LOAD, _ARGUMENTS + 8)]
-    steps += [_step(_EQUAL, _TERMINAL_INPUT[0], 1, 0), _step(_EQUAL, _TERMINAL_INPUT[1], 0, 1), _refusal(), allow]
+        steps += _call(number["socket"], _refusal(errno.EACCES))
+        # A pair of datagrams can send to any path.
+        streams = [_step(_LOAD, _ARGUMENTS + 8), _step(_AND, 0xF), _step(_EQUAL, socket.SOCK_STREAM, 1, 0)]
+        steps += _call(number["socketpair"], *local_only, *streams, _refusal(errno.EACCES), allow)
+        steps += _call(number["prlimit64"], first, _step(_EQUAL, 0, 1, 0), _refusal(), allow)
+    inputs = [_step(_EQUAL, _TERMINAL_INPUT[0], 1, 0), _step(_EQUAL, _TERMINAL_INPUT[1], 0, 1)]
+    steps += _call(number["ioctl"], _step(_LOAD, _ARGUMENTS + 8), *inputs, _refusal(), allow)
+    steps += [allow]
     return b"".join(steps)
 
 

@@ -128,12 +128,14 @@ class _Supervisor:
             if self._has_namespaces:
                 enter_other_namespaces(request, os.geteuid() if user is None else user)
             else:
+                kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # the watch counts what is below this process
                 os.chdir(work)
             if request.level != "none":
                 give_up_rights(request, user, work)
             program = os.fork()
             if program == 0:
                 try:
+                    kernel.prctl(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
                     os.setsid()
                     set_limits(request.limits, request.level, others)
                     become_program(request, work, files)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rftcore.failures import InfrastructureError
 from rftcore.sandbox.actions import action_of, action_schema
@@ -16,7 +18,9 @@ from rftcore.tools.rollout_sessions import RolloutSessions
 from rftcore.tools.settings import SandboxEntry, ToolLimits
 from rftcore.tools.tool import ToolContext, valid_name
 
+_T = TypeVar("_T")
 _FILES = "files"
+_MOST_THREADS = 512  # each waits for the command of one rollout
 
 
 class SandboxServer:
@@ -34,6 +38,7 @@ class SandboxServer:
     def __init__(self, entry: SandboxEntry, base_dir: Path) -> None:
         self.entry = entry
         self._sandbox = open_sandbox(entry.sandbox, base_dir)
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "sandbox")
 
     @property
     def tools(self) -> list[SandboxTool]:
@@ -54,9 +59,14 @@ class SandboxServer:
         texts = {str(path): str(text) for path, text in files.items()} if isinstance(files, dict) else {}
         return SandboxSession(self._sandbox, self.entry.sandbox, session_s=self.entry.session_s, files=texts)
 
+    async def in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        """Return what a function returns that waits for a sandbox."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
     def close(self) -> None:
         """End all sandboxes."""
         self._sandbox.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class RolloutSandbox:
@@ -77,8 +87,8 @@ class RolloutSandbox:
         action = action_of(name, arguments)
         async with self._lock:
             if self._session is None:
-                self._session = await asyncio.to_thread(self._server.opened, task)
-            return await asyncio.to_thread(action.perform, self._session)
+                self._session = await self._server.in_thread(self._server.opened, task)
+            return await self._server.in_thread(action.perform, self._session)
 
     def close_soon(self) -> None:
         """End the sandbox. A call that runs in a thread fails."""

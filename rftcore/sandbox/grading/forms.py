@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
@@ -64,13 +65,13 @@ def unit_tests(value: Any, entry_point: str | None) -> UnitTests:
         with contextlib.suppress(ValueError):  # a text of Python code may begin so, too
             value = json.loads(value)
     if isinstance(value, str) and value.strip():
-        return CodeTests((_parsing(value),), entry_point)
+        return CodeTests((_parsed(value, entry_point),), entry_point)
     if isinstance(value, Mapping) and {"inputs", "outputs"} <= value.keys():
         value = _pairs(value)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise _refused(value)
     if all(isinstance(each, str) for each in value):
-        return CodeTests(tuple(_parsing(each) for each in value), entry_point)
+        return CodeTests(tuple(_parsed(each, entry_point) for each in value), entry_point)
     if all(isinstance(each, Mapping) and {"input", "output"} <= each.keys() for each in value):
         return [ProgramTest(_text(each["input"]), _text(each["output"])) for each in value]
     if all(isinstance(each, Mapping) and "expected" in each for each in value):
@@ -109,12 +110,26 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _parsing(code: str) -> str:
+def _parsed(code: str, entry_point: str | None) -> str:
     try:
-        compile(code, "tests.py", "exec")
-    except (SyntaxError, ValueError) as error:
+        tree = ast.parse(code, "tests.py")
+        compile(tree, "tests.py", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RftError(f"the unit tests are no Python code: {error}", allowed=FORMS, todo="correct the task") from error
+    if entry_point is None and _defines_check(tree) and not _names(tree, "check"):
+        raise RftError(
+            "the unit tests define check and do not call it, so that any code would pass",
+            todo="name the column of the function's name in the reward's entry_point",
+        )
     return code
+
+
+def _defines_check(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
+
+
+def _names(tree: ast.Module, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
 
 
 def _refused(value: Any) -> RftError:

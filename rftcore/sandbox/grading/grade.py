@@ -24,6 +24,8 @@ _VALUES, _FUNCTIONS, _RUNNER = (
 _VALUES_PATH = "rftcore/sandbox/inner/plain_values.py"
 _TOLERANCE = 1e-6
 _MARGIN_S = 1.0
+# What reading a message raises that the code wrote itself.
+_NOT_VALID = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ def grade(
         SandboxFailedError: a sandbox could not be made.
     """
     if isinstance(tests, CodeTests):
-        return _grade_by_code(sandbox, config, code, tests)
+        return _grade_by_code(sandbox, config, code, tests, total_s)
     outcomes = []
     graded = (
         _grade_programs(sandbox, config, code, tests, total_s)
         if isinstance(tests[0], ProgramTest)
-        else _grade_calls(sandbox, config, code, tests)
+        else _grade_calls(sandbox, config, code, tests, total_s)
     )
     for outcome in graded:
         outcomes.append(outcome)
@@ -105,9 +107,9 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _grade_calls(sandbox: Sandbox, config: SandboxConfig, code: str, tests: Any) -> Iterator[Outcome]:
+def _grade_calls(sandbox: Sandbox, config: SandboxConfig, code: str, tests: Any, total_s: float) -> Iterator[Outcome]:
     with _functions(sandbox, code) as functions:
-        until = time.monotonic() + config.wall_s
+        until = time.monotonic() + min(config.wall_s, total_s)
         failure = _load(functions, until)[1]
         for place, test in enumerate(tests, 1):
             if failure is None:
@@ -127,19 +129,19 @@ def _call(functions: RunningProgram, test: CallTest, until: float) -> tuple[str 
             found = _asked(functions, {"do": "call", "given": given}, until)
         if "error" in found:
             return f"raised {found['raises'][0]}: {found['error'][:300]}", None
-        returned = decode(found["value"], _Unequal)
+        returned = decode(found["value"], _Unequal, hashes=False)
     except ProgramEndedError as error:
         return str(error), str(error)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:  # the code wrote the message itself
+    except _NOT_VALID as error:
         return f"its answer is not valid: {error}", None
     return (None if _equal(returned, test.expected) else "returned something else"), None
 
 
 class _Unequal:
-    """An object of the model's code, which is equal to no expected value."""
+    """What is equal to no expected value: an object of the model's code, a set."""
 
     def __init__(self, value: dict[str, Any]) -> None:
-        self.number = value["number"]
+        pass
 
 
 def _no_object(value: Any) -> Any:
@@ -150,7 +152,12 @@ def _equal(found: Any, expected: Any) -> bool:
     """Return whether plain values are equal: numbers within a millionth, tuples as lists, which JSON has no other form for."""
     if isinstance(found, float) or isinstance(expected, float):
         numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (found, expected))
-        return numbers and (found == expected or math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE))
+        try:
+            return numbers and (
+                found == expected or math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+            )
+        except OverflowError:  # an integer larger than any float
+            return False
     if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
         return len(found) == len(expected) and all(map(_equal, found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):
@@ -158,27 +165,67 @@ def _equal(found: Any, expected: Any) -> bool:
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
 
 
-def _grade_by_code(sandbox: Sandbox, config: SandboxConfig, code: str, tests: CodeTests) -> list[Outcome]:
-    nonce = secrets.token_hex(16)
+def _grade_by_code(
+    sandbox: Sandbox, config: SandboxConfig, code: str, tests: CodeTests, total_s: float
+) -> list[Outcome]:
     with _functions(sandbox, code) as functions, _runner(sandbox, config) as runner:
-        until = time.monotonic() + config.wall_s
+        until = time.monotonic() + min(config.wall_s, total_s)
         loaded, failure = _load(functions, until)
         if failure is not None:
             return [Outcome("load", failure)]
         if tests.entry_point is not None and tests.entry_point not in loaded["names"]:
             return [Outcome("load", f"it does not define {tests.entry_point}")]
-        outcomes: list[Outcome] = []
-        given = {"nonce": nonce, "tests": tests.codes, "entry_point": tests.entry_point, "loaded": loaded}
+        return _CodeGrading(functions, runner, until).outcomes(tests, loaded)
+
+
+class _CodeGrading:
+    """Passes messages between tests and the code.
+
+    When the code has ended, the tests go on without it and fail. So the number of tests does not depend on the code.
+
+    Args:
+        until: time at which the code has taken too long.
+    """
+
+    def __init__(self, functions: RunningProgram, runner: RunningProgram, until: float) -> None:
+        self._functions, self._runner, self._until = functions, runner, until
+        self._nonce = secrets.token_hex(16)
+        self._failure: str | None = None
+        self._names: list[list[str]] = []
+        self._outcomes: list[Outcome] = []
+
+    def outcomes(self, tests: CodeTests, loaded: dict[str, Any]) -> list[Outcome]:
+        """Return the outcomes of all tests."""
+        given = {"nonce": self._nonce, "tests": tests.codes, "entry_point": tests.entry_point, "loaded": loaded}
+        until = self._until + _MARGIN_S
         try:
-            runner.channel.send(given, until)
-            while (message := runner.channel.receive(until)) and not message.get("done"):
+            self._runner.channel.send(given, until)
+            while (message := self._runner.channel.receive(until)) and not message.get("done"):
                 if "ask" in message:
-                    runner.channel.send(_asked(functions, message["ask"], until), until)
-                elif message.get("nonce") == nonce:
-                    outcomes.append(Outcome(str(message["test"]), message["failure"]))
+                    self._runner.channel.send(self._answer(message["ask"]), until)
+                elif message.get("nonce") == self._nonce:
+                    self._take(message)
         except ProgramEndedError as error:
-            outcomes.append(Outcome(f"test {len(outcomes) + 1}", str(error)))
-        return outcomes or [Outcome("tests", "no test ran")]
+            self._failure = self._failure or str(error)
+        names = [name for of_code in self._names for name in of_code]
+        names += [f"tests {place + 1}" for place in range(len(self._names), len(tests.codes))]
+        why = self._failure or "it did not run"
+        return self._outcomes + [Outcome(name, why) for name in names[len(self._outcomes) :]]
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if self._failure is None:
+            try:
+                return _asked(self._functions, asked, self._until)
+            except ProgramEndedError as error:
+                self._failure = str(error)
+        return {"error": self._failure, "raises": ["RuntimeError"]}
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Take the names of the tests of a code, before they run, or the outcome of the next test."""
+        if "names" in message:
+            self._names.append(message["names"])
+        else:
+            self._outcomes.append(Outcome(message["test"], self._failure or message["failure"]))
 
 
 @contextmanager
@@ -212,12 +259,12 @@ def _load(functions: RunningProgram, until: float) -> tuple[dict[str, Any], str 
         answer = _asked(functions, {"do": "load"}, until)
         if "error" in answer:
             return {}, f"the code raised {answer['raises'][0]}: {answer['error'][:300]}"
-        found = decode(answer["value"], _Unequal)
+        found = decode(answer["value"], _Unequal, hashes=False)
         names, modules = found["names"], found["modules"]
         valid = all(isinstance(name, str) for name in (*names, *modules, *modules.values()))
     except ProgramEndedError as error:
         return {}, f"the code did not load: {error}"
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except _NOT_VALID:
         valid = False
     return ({"names": list(names), "modules": dict(modules)}, None) if valid else ({}, "the code sent no valid answer")
 

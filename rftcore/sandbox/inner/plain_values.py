@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 _CONTAINERS: tuple[tuple[str, Any], ...] = (("tuple", tuple), ("set", set), ("frozenset", frozenset))
+_SETS = ("set", "frozenset")
 _SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, lambda value: int.__add__(value, 0)),
     (float, float.__float__),
@@ -54,22 +55,30 @@ def encode(value: Any, reference: Callable[[Any], Any], depth: int = 0) -> Any:
     return reference(value)
 
 
-def decode(value: Any, referred: Callable[[dict[str, Any]], Any]) -> Any:
+def decode(value: Any, referred: Callable[[dict[str, Any]], Any], *, hashes: bool = True) -> Any:
     """Return the value of JSON.
 
     Args:
         referred: returns the object of a reference, or raises.
+        hashes: whether sets and keys other than texts are made. Their author can choose them with equal hashes, so that it takes hours.
+            Where they are not, `referred` returns what takes their place.
     """
     if isinstance(value, list):
-        return [decode(each, referred) for each in value]
+        return [decode(each, referred, hashes=hashes) for each in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("type")
+    if not hashes and (
+        kind in _SETS or (kind == "dict" and not all(isinstance(key, str) for key, _ in value["items"]))
+    ):
+        return referred(value)
     if kind == "dict":
-        return {decode(key, referred): decode(item, referred) for key, item in value["items"]}
+        return {
+            decode(key, referred, hashes=hashes): decode(item, referred, hashes=hashes) for key, item in value["items"]
+        }
     for name, plain in _CONTAINERS:
         if kind == name:
-            return plain(decode(each, referred) for each in value["items"])
+            return plain(decode(each, referred, hashes=hashes) for each in value["items"])
     if kind == "int":
         return int(value["text"], 16)
     if kind == "bytes":

@@ -6,11 +6,15 @@ Values arrive as copies of plain types (`plain_values`). Every result of a test 
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
+import functools
 import importlib
+import inspect
 import json
 import os
 import sys
+import threading
 import types
 import unittest
 from collections.abc import Callable, Iterator
@@ -22,6 +26,7 @@ from rftcore.sandbox.inner.plain_values import decode, encode, read_message, wri
 
 reads, writes = os.fdopen(3, "rb"), os.fdopen(4, "wb")
 error_classes: dict[str, type[BaseException]] = {}
+asking = threading.Lock()
 
 
 class Remote:
@@ -107,8 +112,9 @@ def error_class(names: list[str]) -> type[BaseException]:
 
 
 def request(message: dict[str, Any]) -> Any:
-    write_message(writes, json.dumps({"ask": message}).encode())
-    data = read_message(reads)
+    with asking:
+        write_message(writes, json.dumps({"ask": message}).encode())
+        data = read_message(reads)
     if data is None:
         raise SystemExit("the caller has gone")
     answer = json.loads(data)
@@ -119,7 +125,8 @@ def request(message: dict[str, Any]) -> Any:
         error = kind(answer["error"])
     except Exception:  # noqa: BLE001 - the class is one that the code names
         error = RuntimeError(answer["error"])
-    if not isinstance(error, Exception):  # such as SystemExit
+    # Such as SystemExit; the others would end a loop of the test over map or zip.
+    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         error = RuntimeError(f"the code raised {answer['raises'][0]}: {answer['error']}")
     raise error
 
@@ -128,9 +135,17 @@ def ask(does: str, *given: Any) -> Any:
     return request({"do": does, "given": [encode(each, own_reference) for each in given]})
 
 
-def used_names(code: str) -> set[str]:
-    tree = ast.parse(code)
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def used_names(code: str) -> tuple[set[str], set[str], set[str]]:
+    """Return the names that tests use, those that they import from elsewhere, and modules of the standard library that they use."""
+    used, imported, bases = set(), set(), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", None) != "solution":
+            imported |= {each.asname or each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            bases.add(node.value.id)
+    return used, imported, bases & sys.stdlib_module_names
 
 
 def scope(code: str, loaded: dict[str, Any], entry_point: str | None) -> dict[str, Any]:
@@ -144,15 +159,17 @@ def scope(code: str, loaded: dict[str, Any], entry_point: str | None) -> dict[st
         return fetched[name]
 
     module.__getattr__ = get
-    module.__all__ = [name for name in loaded["names"] if not hasattr(builtins, name)]
+    used, own, modules = used_names(code)
+    free = [name for name in loaded["names"] if not hasattr(builtins, name) and name not in own | modules]
+    module.__all__ = free
     sys.modules["solution"] = module
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    used = used_names(code)
+    names |= {name: importlib.import_module(name) for name in modules}
     for name, imported in loaded["modules"].items():
-        if name in used and imported.partition(".")[0] in sys.stdlib_module_names:
+        if name in used - own - modules and imported.partition(".")[0] in sys.stdlib_module_names:
             names[name] = importlib.import_module(imported)
-    for name in loaded["names"]:
-        if name in used and not hasattr(builtins, name):
+    for name in free:
+        if name in used:
             names[name] = get(name)
     if entry_point:
         names[entry_point] = names["candidate"] = get(entry_point)
@@ -161,50 +178,74 @@ def scope(code: str, loaded: dict[str, Any], entry_point: str | None) -> dict[st
 
 def cases(code: str, names: dict[str, Any], entry_point: str | None) -> list[tuple[str, Callable[[], Any]]]:
     """Run the code of tests, and return the tests that it defines by name; one that runs the code alone if it defines none."""
-    before = set(names)
+    before = dict(names)
     exec(compile(code, "tests.py", "exec"), names)
-    own = {name: value for name, value in names.items() if name not in before}
+    own = {name: value for name, value in names.items() if name not in before or before[name] is not value}
     found: list[tuple[str, Callable[[], Any]]] = [
         (name, value)
         for name, value in own.items()
         if name.startswith("test") and isinstance(value, types.FunctionType)
     ]
-    for value in own.values():
+    for name, value in own.items():
         if isinstance(value, type) and issubclass(value, unittest.TestCase):
             for test in unittest.defaultTestLoader.loadTestsFromTestCase(value):
                 if isinstance(test, unittest.TestCase):
-                    found.append((test.id(), test.debug))
+                    found.append((test.id(), unittest.TestSuite([test]).debug))  # with the fixtures of its class
+        elif (
+            isinstance(value, type) and value.__module__ == "tests" and name.startswith("Test")
+        ):  # as pytest collects it
+            methods = [each for each in vars(value) if each.startswith("test")]
+            found += [(f"{name}.{each}", functools.partial(call_method, value, each)) for each in methods]
     if entry_point and isinstance(own.get("check"), types.FunctionType):
         found.append(("check", lambda: own["check"](names[entry_point])))
     return found or [("tests", lambda: None)]
 
 
+def call_method(of: type, name: str) -> Any:
+    return getattr(of(), name)()
+
+
 def outcome(function: Callable[[], Any]) -> str | None:
     try:
-        function()
+        result = function()
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
     except BaseException as error:  # noqa: BLE001 - a test fails by any error
-        return f"{type(error).__name__}: {str(error)[:300]}"
+        return error_text(error)
     return None
+
+
+def error_text(error: BaseException) -> str:
+    try:
+        text = str(error)[:300]
+    except BaseException:  # noqa: BLE001 - such as of a number with too many digits
+        text = ""
+    return f"{type(error).__name__}: {text}"
 
 
 def main() -> None:
     given = json.loads(read_message(reads) or b"")
     nonce = given["nonce"]
 
-    def report(name: str, failure: str | None) -> None:
-        write_message(writes, json.dumps({"nonce": nonce, "test": name, "failure": failure}).encode())
+    def report(**values: Any) -> None:
+        with asking:
+            write_message(writes, json.dumps({"nonce": nonce, **values}).encode())
 
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of this process
+    vars(unittest)["main"] = lambda *given, **named: None  # the cases run all the same
     for place, code in enumerate(given["tests"]):
         try:
             names = scope(code, given["loaded"], given["entry_point"])
             found = cases(code, names, given["entry_point"])
         except BaseException as error:  # noqa: BLE001
-            report(f"tests {place + 1}", f"{type(error).__name__}: {str(error)[:300]}")
+            report(names=[f"tests {place + 1}"])
+            report(test=f"tests {place + 1}", failure=error_text(error))
             continue
-        for name, function in found:
-            report(name if len(given["tests"]) == 1 else f"{place + 1} {name}", outcome(function))
-    write_message(writes, json.dumps({"nonce": nonce, "done": True}).encode())
+        numbered = [(name if len(given["tests"]) == 1 else f"{place + 1} {name}", function) for name, function in found]
+        report(names=[name for name, _ in numbered])
+        for name, function in numbered:
+            report(test=name, failure=outcome(function))
+    report(done=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from rftcore.rewards.unit_tests import code_of
 from rftcore.sandbox.config import SandboxConfig
 from rftcore.sandbox.grading.forms import unit_tests
 from rftcore.sandbox.grading.grade import Outcome, grade
@@ -80,6 +82,76 @@ def test_tests_of_every_form(
     assert passed(sandbox, code, tests, entry_point) == expected
 
 
+MANY = """
+import asyncio, unittest
+from concurrent.futures import ThreadPoolExecutor
+def test_plain(): assert f(1) == 2
+class TestOfPytest:
+    def test_it(self): assert f(1) == 2
+async def test_async():
+    await asyncio.sleep(0)
+    assert f(1) == 2
+class TestWithFixtures(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.one = 1
+    def test_it(self): self.assertEqual(f(self.one), 2)
+def test_loop():
+    for found, expected in zip(map(g, [1, 2]), [2, 3]): assert found == expected
+def test_close(): assert math.isclose(f(1), 2)
+def test_threads():
+    with ThreadPoolExecutor(8) as pool: assert list(pool.map(f, range(50))) == list(range(1, 51))
+def test_message(): assert h(1) == 2, h(1)
+unittest.main()
+"""
+
+
+def test_tests_of_every_kind_run_and_the_code_replaces_none_of_their_names(sandbox: LocalSandbox) -> None:
+    right = "import math\ndef f(x): return x + 1\ng = h = f"
+    assert passed(sandbox, right, MANY) == [True] * 8
+    wrong = """
+def test_plain(): pass
+class TestOfPytest: pass
+class math: isclose = staticmethod(lambda *numbers: True)
+def f(x): return 99
+def g(x): raise StopIteration
+def h(x): return 1 << 100_000
+"""
+    assert passed(sandbox, wrong, MANY) == [False] * 8
+
+
+def test_tests_that_the_end_of_the_code_leaves_count_as_failed(sandbox: LocalSandbox) -> None:
+    dies = "import os\ndef f(x): return 1 if x == 0 else os._exit(0)"
+    tests = "\n".join(f"def test_{x}(): assert f({x}) == {x + 1}" for x in range(4))
+    outcomes = grade(sandbox, CONFIG, dies, unit_tests(tests, None))
+    assert [(each.name, each.passed) for each in outcomes] == [(f"test_{x}", x == 0) for x in range(4)]
+    assert passed(sandbox, dies, [f"assert f({x}) == {x + 1}" for x in range(4)]) == [True, False, False, False]
+
+
+def test_no_message_of_the_code_stops_the_grader(sandbox: LocalSandbox) -> None:
+    forges = """
+import os
+def f(x):
+    items = ",".join(str(number * (2**61 - 1)) for number in range(40_000)) if x == 1 else "1" + "0" * 400 + ", 1"
+    data = f'{{"value": {{"type": "{["", "set", "complex"][x]}", "items": [{items}]}}}}'.encode()
+    data = len(data).to_bytes(4, "big") + data
+    while x and data: data = data[os.write(4, data):]
+    return 10**400
+"""
+    started = time.monotonic()
+    for calls in ([0, 1], [2]):
+        assert not any(passed(sandbox, forges, [{"function": "f", "args": [x], "expected": 0.5} for x in calls]))
+    assert time.monotonic() - started < 10
+
+
+def test_the_code_of_a_response_is_its_last_block() -> None:
+    assert code_of("x = 1") == "x = 1"
+    assert code_of("```python\nx = 1\n```\nor\n  ``` py \r\nx = 2\n\n```  \nand\n```\nx = 3") == "x = 2\n\n"
+    assert code_of("    ```\n```not code```\n") == "    ```\n```not code```\n"
+    started = time.monotonic()
+    code_of("```a\n" * 200_000 + "```" + " " * 200_000 + "!")
+    assert time.monotonic() - started < 5
+
+
 TEST = "def test():\n    assert f(3) == 9"
 SOLVED = "def f(x): return x * x\n"
 
@@ -99,6 +171,7 @@ SOLVED = "def f(x): return x * x\n"
         ("import os, json\nfor _ in range(99):\n    data = json.dumps({'nonce': '', 'test': 'test', 'failure': None, 'done': True}).encode()\n"
         "    os.write(4, len(data).to_bytes(4, 'big') + data)\ndef f(x): return 7"),
         "import os\nos.write(4, b'\\xff' * 99)\ndef f(x): return 7",
+        "import os\ndata = b'{\"value\": ' + b'[' * 3000 + b']' * 3000 + b'}'\nos.write(4, len(data).to_bytes(4, 'big') + data)\ndef f(x): return 7",
         "import os\nos.close(4)\ndef f(x): return 7",
         "import __main__\n__main__.encode = lambda *given: True\n__main__.perform = lambda message: True\ndef f(x): return 7",
         "import rftcore.sandbox.inner.plain_values as values\nvalues.encode = lambda *given: {'type': 'object', 'number': {}}\ndef f(x): return 7",
@@ -142,16 +215,14 @@ def f(x):
     assert passed(sandbox, "def f(x): return 'SECRET' + '-9'", "assert f(3) == 'SECRET-9'") == [True]
 
 
-def test_code_that_takes_too_long_fails_what_it_did_not_finish() -> None:
-    config = SandboxConfig(wall_s=3)
-    with sandbox_here(config) as sandbox:
-        tests = unit_tests("def test_a(): assert f(0) == 0\ndef test_b(): assert f(1) == 1", None)
-        outcomes = grade(sandbox, config, "def f(x):\n    while x: pass\n    return x", tests)
-        assert [outcome.failure for outcome in outcomes] == [None, "it took too long"]
-        outcomes = grade(
-            sandbox, config, "while True: print('x' * 200_000)", unit_tests([{"input": "", "output": ""}], None)
-        )
-        assert outcomes[0].failure == "exceeded its limit: output"
+def test_code_that_takes_too_long_fails_what_it_did_not_finish(sandbox: LocalSandbox) -> None:
+    tests = unit_tests("\n".join(f"def test_{x}(): assert f({x}) == {x}" for x in range(3)), None)
+    outcomes = grade(sandbox, CONFIG, "def f(x):\n    while x: pass\n    return x", tests, total_s=2.5)
+    assert [outcome.failure for outcome in outcomes] == [None, "it took too long", "it took too long"]
+    outcomes = grade(
+        sandbox, CONFIG, "while True: print('x' * 200_000)", unit_tests([{"input": "", "output": ""}], None)
+    )
+    assert outcomes[0].failure == "exceeded its limit: output"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +233,7 @@ def test_code_that_takes_too_long_fails_what_it_did_not_finish() -> None:
         ([], "no form that can be run"),
         ([{"input": "1"}], "no form that can be run"),
         ("assert f(", "the unit tests are no Python code: '\\(' was never closed"),
+        ("def check(candidate): assert candidate(1) == 2", "define check and do not call it"),
         ([{"args": [1], "expected": 1}], "a unit test names no function"),
         ([{"function": "f", "expected": 1, "stdin": ""}], "a unit test has the key stdin"),
         ({"inputs": [1], "outputs": []}, "the unit tests have 1 inputs and 0 outputs"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,13 +15,14 @@ import pytest
 from rftcore.environments import open_environment
 from rftcore.sandbox.config import SandboxConfig
 from rftcore.sandbox.local import LocalSandbox
+from rftcore.sandbox.program import Channel, ProgramEndedError
 from rftcore.sandbox.session import SandboxSession, SessionEndedError, SessionError
 from rftcore.tools.calls import ToolCall
 from rftcore.tools.tool_boxes import ToolSettings, open_tools
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RftError
 from tests.support.sandboxes import sandbox_here, strongest_level_here
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 CONFIG = SandboxConfig(wall_s=PATIENCE_S)
 SANDBOX = {"wall_s": PATIENCE_S}
@@ -64,10 +68,29 @@ def test_a_session_that_its_code_ends_or_that_lives_too_long_is_over(sandbox: Lo
         SandboxSession(sandbox, CONFIG, session_s=1, files={"../x": ""})
 
 
+def test_a_channel_that_is_closed_keeps_its_files_while_a_thread_uses_them() -> None:
+    (reads, others_write), (others_read, writes) = os.pipe(), os.pipe()
+    channel = Channel(reads, writes)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(channel.receive, time.monotonic() + PATIENCE_S)
+        wait_until(lambda: channel._num_users == 2, "it reads")
+        channel.close()
+        os.fstat(reads)
+        os.close(others_write)
+        assert isinstance(received.exception(), ProgramEndedError)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(reads)
+    with pytest.raises(ProgramEndedError, match="it has ended"):
+        channel.send({}, time.monotonic())
+    os.close(others_read)
+
+
 def test_tools_share_the_sandbox_of_a_rollout_and_no_other(sandbox: LocalSandbox) -> None:
     settings = ToolSettings([{"sandbox": SANDBOX, "prefix": "box_", "timeout_s": PATIENCE_S}])
 
     async def two_rollouts() -> list[list[str]]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
         task = Task(1, "set", "one", "?", None, {"files": {"a.txt": "text"}})
         found = []
         for name in ("first", "second"):
@@ -80,7 +103,11 @@ def test_tools_share_the_sandbox_of_a_rollout_and_no_other(sandbox: LocalSandbox
                     ToolCall("box_read_file", {"path": "nothing"}, 3),
                     ToolCall("box_shell", {"line": "ls"}, 4),
                 ]
+                release = threading.Event()
+                others = loop.run_in_executor(None, release.wait, PATIENCE_S)  # they take all threads of the loop
                 found.append([result.text for result in await tools.run(calls)])
+                assert not others.done()
+                release.set()
         return found
 
     first, second = asyncio.run(two_rollouts())
