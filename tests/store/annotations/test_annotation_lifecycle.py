@@ -227,7 +227,7 @@ def test_two_windows_supersede_each_other_and_a_repeated_key_waits(labelled: Buf
     with psycopg.connect(labelled.config.uri) as one, psycopg.connect(labelled.config.uri, autocommit=True) as two:
         assert one.execute(insert, ["0.1", "a"]).fetchall() == [(None,)]
         finished: list[Any] = []
-        waiting = _in_thread(lambda: finished.append(two.execute(insert, ["0.2", "a"]).fetchall()))
+        waiting = _in_thread(lambda: finished.append(two.execute(insert, ["0.1", "a"]).fetchall()))
         one.commit()
         waiting()
         assert finished == [[]]

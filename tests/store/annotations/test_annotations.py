@@ -178,6 +178,17 @@ def test_a_repeated_request_stores_nothing(labelled: Buffer) -> None:
     )
     with pytest.raises(QueryError, match="was used for annotation"):
         annotate(labelled, [Annotation("score", 3, 0.1, key="a")], author="ada")
+    for other in (0.3, 0.1):  # another value, or another reason
+        with pytest.raises(QueryError, match="was used for annotation"):
+            annotate(labelled, [Annotation("score", 1, other, key="a", reason="x")], author="ada")
+    undo = "INSERT INTO rft.annotation (supersedes, retracted, key) VALUES (%s, true, 'undo')"
+    (newest,) = labelled.sql("SELECT max(annotation_id) AS id FROM rft.v_annotation WHERE target_id = 2")[
+        "id"
+    ].to_pylist()
+    for _ in range(2):  # a repeated undo
+        labelled.sql(undo, [newest])
+    with pytest.raises(QueryError, match="was used for annotation"):
+        labelled.sql(undo, [newest - 1])
 
 
 def test_a_kind_that_is_changed_while_people_label_refuses_the_old_version(labelled: Buffer) -> None:
@@ -249,3 +260,17 @@ def test_a_label_reopens_its_group_where_the_chain_reads_its_kind(labelled: Buff
     labelled.sql("UPDATE rft.rollout_group SET status = 'ready'")
     labels.undo(labelled, batch.label_batch_id, author="ada")
     assert (status(), stands(labelled, "good")) == ("sealed", [True])
+
+
+def test_an_undo_of_a_batch_leaves_what_another_batch_wrote_between(labelled: Buffer) -> None:
+    with labelled.database.transaction() as connection:
+        one, two = (row["b"] for row in connection.execute("SELECT rft.begin_label_batches(2) AS b").fetchall())
+        for batch, value in ((one, 0.1), (two, 0.2), (one, 0.3), (one, 0.4)):
+            connection.execute("SELECT set_config('rft.label_batch', %s, true)", [str(batch)])
+            connection.execute(
+                "INSERT INTO rft.annotation (kind, target_id, value) VALUES ('score', 1, to_jsonb(%s::float8))", [value]
+            )
+    ids = labelled.sql("SELECT annotation_id FROM rft.annotation ORDER BY 1")["annotation_id"].to_pylist()
+    done = labels.undo(labelled, one, author="ada")
+    assert stands(labelled, "score") == [0.2]
+    assert (done.num_annotations, done.overruled_annotations) == (1, (ids[0],))

@@ -53,6 +53,8 @@ def test_a_thread_is_append_only_and_names_its_accounts(walks: Buffer, login: Lo
     bob.execute(INSERT, ["experience", 1, "Yes, see the task.", "open"])
     first = add_comment(walks, "group", 1, "Look at both.", author="eve", key="k")
     assert add_comment(walks, "group", 1, "Look at both.", author="eve", key="k") == first
+    with pytest.raises(QueryError, match=f'"k" was used for comment {first}'):
+        add_comment(walks, "group", 1, "Look at the second.", author="eve", key="k")
     thread = comments(walks, "experience", 1)
     assert [(each.comment, each.kind) for each in thread] == [
         ("Is the unit right?", None),

@@ -128,6 +128,11 @@ def test_a_known_answer_is_handed_out_at_its_rate_alone_and_comes_last_once_skip
     assert rows(bob, "SELECT rft.skip_question(question_id) FROM rft.claim_questions('good')") == [(True,)]
     assert rows(ada, "SELECT rft.release_questions(ARRAY(SELECT question_id FROM rft.assignment))") == [(2,)]
     assert [claim(bob, num=3) for _ in range(2)] == [[2, 3, 1]] * 2
+    buffer.sql(
+        "INSERT INTO rft.archive (run_id, status, schema_version, author) SELECT run_id, 'archived', '1', 'o' FROM rft.run"
+    )
+    buffer.sql("DELETE FROM rft.assignment")
+    assert all(claim(bob, num=3) == [] for _ in range(9))  # nor of an archived run
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="to claim is -1"):
         claim(bob, num=-1)
     bob.execute("SET default_transaction_isolation = 'repeatable read'")

@@ -330,6 +330,16 @@ END
 $$;
 COMMENT ON FUNCTION rft.check_annotation(rft.annotation, rft.label_kind, integer, boolean) IS 'Refuses an annotation that does not fit its kind, or whose kind, target or source does not accept it. Called by the trigger of rft.annotation.';
 
+CREATE FUNCTION rft.refuse_used_key(used_key text, used_for text) RETURNS void
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RAISE EXCEPTION 'the key "%" was used for %, which has another target, kind or content', used_key, used_for
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for each request; repeat one only with the same request.';
+END
+$$;
+COMMENT ON FUNCTION rft.refuse_used_key(text, text) IS 'Raises the error about a request that repeats the key of another one.';
+
 -- Before the rows: labels and annotations share one sequence, so rft.lock_labels must wait for both.
 -- Runs with the owner's rights, because LOCK TABLE requires them. rft.label_batch is the caller's setting: rft.own_label_batch refuses a batch of
 -- another account. No role may execute it.
@@ -362,7 +372,13 @@ BEGIN
     IF NEW.key IS NOT NULL THEN
         SELECT * INTO first FROM rft.annotation WHERE session_user_name = session_user AND key = NEW.key;
     END IF;
-    IF first.annotation_id IS NULL AND NEW.supersedes IS NOT NULL AND (NEW.retracted OR NEW.restores IS NOT NULL) THEN
+    IF NEW.supersedes IS NOT NULL AND (NEW.retracted OR NEW.restores IS NOT NULL) THEN
+        IF first.annotation_id IS NOT NULL THEN
+            IF first.undone_by IS NULL OR (first.supersedes, first.restores) IS DISTINCT FROM (NEW.supersedes, NEW.restores) THEN
+                PERFORM rft.refuse_used_key(NEW.key, 'annotation ' || first.annotation_id);
+            END IF;
+            RETURN NULL;  -- a repeated request
+        END IF;
         NEW := rft.fill_undo(NEW);
         SELECT * INTO k FROM rft.label_kind WHERE kind = NEW.kind AND version = NEW.kind_version;
     ELSE
@@ -384,9 +400,11 @@ BEGIN
             SELECT * INTO first FROM rft.annotation WHERE session_user_name = session_user AND key = NEW.key;
         END IF;
         IF first.annotation_id IS NOT NULL THEN
-            IF (first.kind, first.target_id) IS DISTINCT FROM (NEW.kind, NEW.target_id) THEN
-                RAISE EXCEPTION 'the key "%" was used for annotation %, about another target or of another kind', NEW.key, first.annotation_id
-                    USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for each request; repeat one only with the same request.';
+            -- Of what was purged meanwhile, the texts cannot be compared.
+            IF (first.kind, first.target_id) IS DISTINCT FROM (NEW.kind, NEW.target_id)
+                OR (NOT target.is_purged AND (first.value, first.reason)
+                    IS DISTINCT FROM (NEW.value, coalesce(NEW.reason, nullif(current_setting('rft.reason', true), '')))) THEN
+                PERFORM rft.refuse_used_key(NEW.key, 'annotation ' || first.annotation_id);
             END IF;
             RETURN NULL;  -- a repeated request
         END IF;

@@ -42,8 +42,9 @@ END
 $$;
 COMMENT ON FUNCTION rft.lock_annotations(text[], bigint[]) IS 'Locks the targets of annotations, and their groups and reviews, before several annotations are written. Owner''s rights, to lock rows.';
 
--- These run with their caller's rights: they undo what the caller sees and may undo. Of each chain, the given rows are undone if the last of them, or
--- what it restored, is what stands; then what stood before the first of them stands again.
+-- These run with their caller's rights: they undo what the caller sees and may undo. Given rows of which each supersedes the one before are undone
+-- together, if the last of them, or what it restored, is what stands; then what stood before the first of them stands again. Given rows before
+-- a row that is not given were superseded by it.
 CREATE FUNCTION rft.undo_annotation_rows(ids bigint[], why text)
 RETURNS TABLE (undone_id bigint, annotation_id bigint, is_overruled boolean)
 LANGUAGE plpgsql
@@ -52,13 +53,21 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN QUERY
-    WITH given AS (
-        SELECT a.kind, a.target_id, a.source, a.author, a.session_user_name, min(a.group_id) AS group_id, max(a.annotation_id) AS last_id,
-               (array_agg(a.supersedes ORDER BY a.annotation_id))[1] AS before_id
-        FROM rft.annotation a WHERE a.annotation_id = ANY (ids) GROUP BY a.kind, a.target_id, a.source, a.author, a.session_user_name),
+    WITH rows AS (
+        SELECT a.*, a.supersedes IS DISTINCT FROM lag(a.annotation_id) OVER chain AS is_first, max(a.annotation_id) OVER of_chain AS chain_end
+        FROM rft.annotation a WHERE a.annotation_id = ANY (ids)
+        WINDOW of_chain AS (PARTITION BY a.kind, a.target_id, a.source, a.author, a.session_user_name), chain AS (of_chain ORDER BY a.annotation_id)),
+    numbered AS (
+        SELECT r.*, count(*) FILTER (WHERE r.is_first) OVER (PARTITION BY r.kind, r.target_id, r.source, r.author, r.session_user_name
+                                                             ORDER BY r.annotation_id) AS part
+        FROM rows r),
+    given AS (
+        SELECT n.kind, n.target_id, n.source, n.author, n.session_user_name, min(n.group_id) AS group_id, max(n.annotation_id) AS last_id,
+               (array_agg(n.supersedes ORDER BY n.annotation_id))[1] AS before_id, max(n.annotation_id) = min(n.chain_end) AS is_end
+        FROM numbered n GROUP BY n.kind, n.target_id, n.source, n.author, n.session_user_name, n.part),
     found AS (
         SELECT l.last_id AS undone_id, l.group_id, l.target_id, t.annotation_id AS tip_id, b.restored AS before_id,
-               t.annotation_id <> l.last_id AND t.restores IS DISTINCT FROM l.last_id AS overruled
+               NOT l.is_end OR (t.annotation_id <> l.last_id AND t.restores IS DISTINCT FROM l.last_id) AS overruled
         FROM given l
         CROSS JOIN LATERAL (
             SELECT x.annotation_id, x.restores FROM (SELECT * FROM rft.annotation n WHERE n.target_id = l.target_id AND n.kind = l.kind OFFSET 0) x
@@ -72,7 +81,8 @@ BEGIN
         SELECT f.tip_id, f.before_id, f.before_id IS NULL, why FROM found f WHERE NOT f.overruled ORDER BY f.group_id, f.target_id
         RETURNING rft.annotation.annotation_id, rft.annotation.supersedes)
     -- FULL, which is LEFT here, because such a join is never planned as comparing each row with each.
-    SELECT f.undone_id, s.annotation_id, f.overruled FROM found f FULL JOIN stored s ON s.supersedes = f.tip_id ORDER BY f.undone_id;
+    SELECT f.undone_id, s.annotation_id, f.overruled FROM (SELECT x.*, CASE WHEN NOT x.overruled THEN x.tip_id END AS supersedes FROM found x) f
+    FULL JOIN stored s ON s.supersedes = f.supersedes ORDER BY f.undone_id;
 END
 $$;
 COMMENT ON FUNCTION rft.undo_annotation_rows(bigint[], text) IS 'Undoes annotations, as a new batch: what stood before them stands again. Those that were superseded since are left and returned with is_overruled.';

@@ -70,9 +70,9 @@ BEGIN
     IF NEW.key IS NOT NULL THEN
         SELECT * INTO first FROM rft.comment c WHERE c.session_user_name = session_user AND c.key = NEW.key;
         IF first.comment_id IS NOT NULL THEN
-            IF (first.target, first.target_id) IS DISTINCT FROM (NEW.target, NEW.target_id) THEN
-                RAISE EXCEPTION 'the key "%" was used for comment %, about another target', NEW.key, first.comment_id
-                    USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a new key for each request; repeat one only with the same request.';
+            IF (first.target, first.target_id, first.kind) IS DISTINCT FROM (NEW.target, NEW.target_id, NEW.kind)
+                OR (NOT target.is_purged AND first.comment <> NEW.comment) THEN
+                PERFORM rft.refuse_used_key(NEW.key, 'comment ' || first.comment_id);
             END IF;
             RETURN NULL;  -- a repeated request
         END IF;
