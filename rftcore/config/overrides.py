@@ -33,7 +33,8 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     try:
         node[last] = read_yaml(value, f"the override {override!r}")
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of the override {override!r} is not valid YAML") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the value of the override {override!r} is not valid YAML: {reason}") from error
 
 
 def overrides_by_stage(overrides: list[str], names: list[str]) -> dict[str, list[str]]:
