@@ -22,6 +22,7 @@ from rftcore.gateway.errors import ApiError, api_error, session_closed
 from rftcore.gateway.parts import Parts
 from rftcore.gateway.transcript import Transcript
 from rftcore.tools.chat_template import channel_format, content_parser
+from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.limits import LimitReachedError
 from rftcore.workflows.task import Model, Turn
 from rftcore.workflows.tool_dialogue import ToolDialogue
@@ -80,7 +81,7 @@ class GatewaySession:
         )  # not logged if it is not awaited
         self.limit_reached = asyncio.Event()
         self._model = model
-        self._earlier_turns = {id(turn) for turn in model.turns}
+        self._messages: list[Message] = []  # of the answers to this session's requests
         self._transcript = Transcript(model.tokenizer, settings.format)
         self._requests = Requests()
         self._context = contextvars.copy_context()
@@ -108,14 +109,15 @@ class GatewaySession:
         )
 
     def close(self) -> None:
-        """Refuse further requests and cancel open ones. An answer that no program has read is stored, but not trained."""
+        """Refuse further requests and cancel open ones. An answer to them that no program has read is stored, but not trained."""
         if self._is_closed:
             return
         self._is_closed = True
         self._requests.cancel()
-        kept = self._earlier_turns | {id(turn) for turn in self._requests.delivered_turns}
+        own = {id(message) for message in self._messages}
+        read = {id(turn) for turn in self._requests.delivered_turns}
         for turn in self._model.turns:
-            if id(turn) not in kept:
+            if id(turn.parsed) in own and id(turn) not in read:
                 turn.sequence.loss_mask = [False] * len(turn.response_token_ids)
 
     def _begin(self, answering: Coroutine[Any, Any, Answered]) -> asyncio.Task[Answered]:
@@ -181,10 +183,16 @@ class GatewaySession:
         return options
 
     def _tool_options(self, dialogue: ToolDialogue | None, *, may_call: bool) -> dict[str, Any]:
-        if dialogue is None:
-            return {}
-        parse = dialogue.parse if may_call else content_parser(self._model.tokenizer) or _as_content
-        return {"tools": dialogue.schemas, "parse": parse}
+        if dialogue is not None and may_call:
+            parse = dialogue.parse
+        else:
+            parse = content_parser(self._model.tokenizer) or _as_content
+
+        def read(answer: str) -> Message:
+            self._messages.append(message := parse(answer))
+            return message
+
+        return {"tools": None if dialogue is None else dialogue.schemas, "parse": read}
 
     def _record(self, request: ChatRequest, turns: list[Turn]) -> None:
         """Record sampling parameters that the program asked for and did not get."""

@@ -456,17 +456,20 @@ def test_an_answer_that_no_program_has_read_is_not_trained() -> None:
     assert read.loss_mask is None
 
 
-def test_a_session_leaves_the_answers_from_before_it_as_they_are() -> None:
+def test_a_session_leaves_the_answers_of_others_as_they_are() -> None:
+    """Those of an earlier session, and those that the workflow has asked for itself."""
+
     async def program(end: Endpoint) -> None:
         await end.client.chat.completions.create(model="policy", messages=HELLO)
         end.gateway.end(end.session)
         second = GatewaySession(end.model, SessionSettings())
+        await end.model.chat([{"role": "user", "content": "by the workflow"}])
         async with AsyncOpenAI(base_url=end.gateway.open(second), api_key="none", max_retries=0) as client:
             await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "other"}])
         end.gateway.end(second)
 
-    end = during(program, "one", "two")
-    assert [turn.sequence.loss_mask for turn in end.model.turns] == [None, None]
+    end = during(program, "one", "two", "three")
+    assert [turn.sequence.loss_mask for turn in end.model.turns] == [None, None, None]
 
 
 def test_the_end_of_a_rollout_ends_its_open_requests() -> None:
