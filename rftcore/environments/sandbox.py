@@ -94,7 +94,7 @@ class SandboxTask(Environment):
             return Step(Observation(text), terminated=True)
         assert self._session is not None
         try:
-            code = self._session.read_file(self.solution).decode(errors="replace")
+            code = self._session.read_file(self.solution, from_start=True).decode(errors="replace")
         except (SessionError, SessionEndedError) as error:
             return Step(Observation(text), 0.0, terminated=True, info={"error": str(error)})
         self._session.close()

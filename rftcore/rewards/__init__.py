@@ -1,7 +1,8 @@
 """Rewards: functions of a turn and its task. One file each, listed in this table.
 
 A reward is `def reward(turn: Turn, task: Task, *, arguments…) -> float | TokenRewards | dict[str, …]`, plain or async, or a class whose instances are
-called so and whose constructor takes the arguments. If the class has a pydantic model `Config`, the constructor takes one of it. Several rewards combine
+called so and whose constructor takes the arguments. If the class has a pydantic model `Config`, the constructor takes one of it, and the folder of the
+configuration file if it has a parameter `base_dir`. Several rewards combine
 (`rftcore.rewards.combination`). A mapping counts with its sum, and its parts are stored. `TokenRewards` have one number per token of the response. An exception
 becomes the rollout's recorded outcome.
 
@@ -19,6 +20,7 @@ an answer, and refuse a set in which no task has one.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +115,11 @@ def _load(config: RewardConfig, base_dir: Path) -> LoadedReward:
     section = getattr(loaded, "Config", None)
     if isinstance(loaded, type) and isinstance(section, type) and issubclass(section, BaseModel):
         try:
-            values = {"config": parse_section(section, config.arguments, within=within)}
+            values: dict[str, Any] = {"config": parse_section(section, config.arguments, within=within)}
         except RftError as error:
             raise error.about(origin) from error
+        if "base_dir" in inspect.signature(loaded).parameters:
+            values["base_dir"] = base_dir
         return LoadedReward(config, _made(loaded, values, origin), {})
     if isinstance(loaded, type):
         arguments = checked_arguments(loaded, 0, config.arguments, origin, within=within)

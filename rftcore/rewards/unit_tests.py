@@ -13,6 +13,7 @@ nor the expected results: `rftcore.sandbox.grading` says how.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -54,9 +55,9 @@ class UnitTests:
         )
         sandbox: SandboxConfig = Field(SandboxConfig(), description="How the code is confined, and its limits.")
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, base_dir: Path | None = None) -> None:
         self._config = config
-        self._sandbox = open_sandbox(config.sandbox)
+        self._sandbox = open_sandbox(config.sandbox, base_dir)
 
     @property
     def sandbox_tier(self) -> str:

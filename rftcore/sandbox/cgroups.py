@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 
 _REMOVE_S = 1.0
+_PREFIX = "rft-sandbox"
 
 
 class ControlGroup:
@@ -70,6 +72,30 @@ class ControlGroup:
                     if error.errno != errno.EBUSY or time.monotonic() > until:
                         break
                     time.sleep(0.005)
+
+
+def group_name(process: int) -> str:
+    """Return a name for a group of a supervisor; a number of a process means one in its namespace."""
+    return f"{_PREFIX}-{_process_namespace()}-{process}-{time.monotonic_ns()}"
+
+
+def remove_left_groups() -> None:
+    """Remove the groups of supervisors that were killed. The kernel refuses it while processes are in one."""
+    try:
+        folders = set(_parents().values())
+    except OSError:
+        return
+    for folder in folders:
+        for name in os.listdir(folder):
+            prefix, _, owner = name.partition(f"-{_process_namespace()}-")
+            process = owner.partition("-")[0]
+            if prefix == _PREFIX and process.isdigit() and not os.path.exists(f"/proc/{process}"):
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.join(folder, name))
+
+
+def _process_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _parents() -> dict[str, str]:

@@ -80,7 +80,7 @@ def set_limits(limits: Limits, level: str, num_others: int) -> None:
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NPROC: limits.processes + num_others,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # 0 would not keep a program of the host from getting it
         resource.RLIMIT_MEMLOCK: 65536,
         resource.RLIMIT_MSGQUEUE: 0,
     }

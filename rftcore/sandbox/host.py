@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 
+from rftcore.sandbox.cgroups import remove_left_groups
 from rftcore.sandbox.supervisor import supervise
 
 _MOST_FILES = 16
@@ -17,9 +18,11 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides when programs end
     while True:
-        data, files, _, _ = socket.recv_fds(connection, 16, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
+        data, files, _, _ = socket.recv_fds(connection, 16, _MOST_FILES)
         if not data:
             return
+        for file in files:  # Python 3.11 ignores the flag that does so
+            os.set_inheritable(file, False)
         try:
             child = os.fork()
         except OSError:  # the caller sees the end of the channel
@@ -39,5 +42,6 @@ def serve(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    remove_left_groups()
     with socket.socket(fileno=int(sys.argv[1])) as given:
         serve(given)

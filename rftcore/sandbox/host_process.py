@@ -17,6 +17,8 @@ from rftcore.sandbox.program import Channel, Program, SandboxFailedError
 from rftcore.sandbox.request import Report, Request, read_frame, write_all
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; runpy.run_module('rftcore.sandbox.host', run_name='__main__')"
+_HOST_S = 60.0
+_LONGEST_WAIT_S = 1e6  # sockets have no longer time-outs
 
 
 def request_of(program: Program, config: SandboxConfig, interpreter: Interpreter, level: str) -> Request:
@@ -54,25 +56,33 @@ class HostProcess:
         Raises:
             SandboxFailedError: the host does not start.
         """
-        ours, theirs = socket.socketpair()
-        given = [os.memfd_create("stdin", os.MFD_CLOEXEC)]
-        write_all(given[0], program.stdin)
-        os.lseek(given[0], 0, os.SEEK_SET)
-        channel = None
-        if program.has_channel:
-            (program_reads, we_write), (we_read, program_writes) = os.pipe(), os.pipe()
-            given += [program_reads, program_writes]
-            channel = Channel(we_read, we_write)
-        try:
-            self._hand_over([theirs.fileno(), *given])
-            ours.sendall(request.encoded())
-        except OSError as error:
-            ours.close()
-            raise SandboxFailedError(f"the sandbox's host does not answer: {error}") from error
-        finally:
-            theirs.close()
-            for file in given:
-                os.close(file)
+        with contextlib.ExitStack() as for_host, contextlib.ExitStack() as on_error:
+            try:
+                ours, theirs = socket.socketpair()
+                on_error.callback(ours.close)
+                for_host.callback(theirs.close)
+                given = [os.memfd_create("stdin", os.MFD_CLOEXEC)]
+                for_host.callback(os.close, given[0])
+                write_all(given[0], program.stdin)
+                os.lseek(given[0], 0, os.SEEK_SET)
+                channel = None
+                if program.has_channel:
+                    program_reads, we_write = os.pipe()
+                    for_host.callback(os.close, program_reads)
+                    on_error.callback(os.close, we_write)
+                    we_read, program_writes = os.pipe()
+                    for_host.callback(os.close, program_writes)
+                    on_error.callback(os.close, we_read)
+                    given += [program_reads, program_writes]
+                    channel = Channel(we_read, we_write)
+                self._hand_over([theirs.fileno(), *given])
+                ours.settimeout(_HOST_S)
+                ours.sendall(request.encoded())
+            except OSError as error:
+                raise SandboxFailedError(f"the sandbox's host does not answer: {error}") from error
+            on_error.pop_all()
+        wall_s = request.limits.wall_s
+        ours.settimeout(wall_s + _HOST_S if 0 < wall_s < _LONGEST_WAIT_S else None)
         return RunningLocal(ours, channel)
 
     def close(self) -> None:
@@ -108,6 +118,7 @@ class HostProcess:
                 cwd="/",
                 start_new_session=True,
             )
+        ours.settimeout(_HOST_S)
         self._connection, self._owner = ours, os.getpid()
 
     def _end(self) -> None:
@@ -138,7 +149,7 @@ class RunningLocal:
         """Wait for the end; see `RunningProgram.wait`."""
         if self._report is None:
             try:
-                values = read_frame(self._supervisor.fileno())
+                values = read_frame(self._supervisor.recv)
             except (OSError, ValueError) as error:
                 raise SandboxFailedError(f"the sandbox's supervisor does not answer: {error}") from error
             if values is None:

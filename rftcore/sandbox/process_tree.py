@@ -1,9 +1,11 @@
-"""The processes that a supervisor has started: what memory and disk they use, and how all of them are ended."""
+"""The processes that a supervisor has started: what memory and files they hold, and how all of them are ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 
 _IN_MEMORY = ("RssAnon:", "RssShmem:")
 
@@ -36,19 +38,20 @@ def kill_children() -> None:
             return
 
 
-def disk_bytes(folder: str) -> int:
-    """Return the size of all files below a folder, without following links."""
-    total, waiting = 0, [folder]
+def unlinked_bytes(first: int) -> int:
+    """Return the size of files without a name that a process and all below it hold open, as far as they can be seen."""
+    sizes, waiting = {}, [first]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except OSError:
-            continue
-    return total
+        process = waiting.pop()
+        waiting += _children(process)
+        folder = f"/proc/{process}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    found = os.stat(f"{folder}/{name}")
+                    if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                        sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _children(process: int) -> list[int]:

@@ -21,6 +21,7 @@ from rftcore.sandbox.request import Limits, Report, framed
 from rftdata.errors import RftError
 
 LARGEST_MESSAGE = 1 << 22
+_LONGEST_POLL = 2**31 - 1  # milliseconds
 
 
 class SandboxFailedError(InfrastructureError):
@@ -227,4 +228,4 @@ def parsed(data: bytes) -> Any:
 
 
 def _milliseconds(until: float) -> float:
-    return max(0.0, 1000 * (until - time.monotonic()))
+    return min(_LONGEST_POLL, max(0.0, 1000 * (until - time.monotonic())))

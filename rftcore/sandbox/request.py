@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -109,19 +110,22 @@ def framed(values: object) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-def read_frame(file: int) -> Any:
+def read_frame(read: Callable[[int], bytes]) -> Any:
     """Return the values of the next message; None at the end.
+
+    Args:
+        read: returns up to a number of bytes.
 
     Raises:
         ValueError: the message is not valid.
     """
-    head = _read_exactly(file, _HEADER.size)
+    head = _read_exactly(read, _HEADER.size)
     if head is None:
         return None
     (length,) = _HEADER.unpack(head)
     if length > _LONGEST:
         raise ValueError(f"a message of {length} bytes")
-    data = _read_exactly(file, length)
+    data = _read_exactly(read, length)
     return None if data is None else json.loads(data)
 
 
@@ -132,10 +136,10 @@ def write_all(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _read_exactly(file: int, length: int) -> bytes | None:
+def _read_exactly(read: Callable[[int], bytes], length: int) -> bytes | None:
     data = bytearray()
     while len(data) < length:
-        part = os.read(file, min(length - len(data), 1 << 20))
+        part = read(min(length - len(data), 1 << 20))
         if not part:
             return None
         data += part

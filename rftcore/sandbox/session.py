@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ _FILES = {
 }
 _ANSWER_S = 10.0
 _LARGEST_FILE = 1 << 20
+_LARGEST_OUTPUT = 1 << 21  # in base64 it fits into a message
 
 
 class SessionEndedError(Exception):
@@ -65,7 +67,8 @@ class SandboxSession:
         self._lock = threading.Lock()
         contents = {path: text.encode() for path, text in (files or {}).items()}
         arguments = ["{python}", "-I", "-c", _BOOT, "{work}/.rft"]
-        limits = replace(config.limits, wall_s=session_s)
+        cpu_s = max(config.cpu_s, math.ceil(session_s))  # of the server; commands have a limit of their own
+        limits = replace(config.limits, wall_s=session_s, cpu_s=cpu_s)
         self._running = sandbox.start(Program(arguments, {**contents, **_FILES}, has_channel=True, limits=limits))
         self._has_ended = False
 
@@ -79,25 +82,27 @@ class SandboxSession:
             SessionEndedError: the session has ended.
         """
         limit = min(timeout_s or self._config.wall_s, self._config.wall_s)
-        most = self._config.output_bytes
-        answer = self._asked({"do": "shell", "command": command, "timeout_s": limit, "most_bytes": most}, limit)
-        code, output, missing = answer.get("code"), answer.get("output"), answer.get("missing")
-        if not (isinstance(code, int | None) and isinstance(output, str) and isinstance(missing, int)):
+        most = min(self._config.output_bytes, _LARGEST_OUTPUT)
+        message = {"do": "shell", "command": command, "timeout_s": limit, "most_bytes": most}
+        answer = self._asked({**message, "cpu_s": self._config.cpu_s}, limit)
+        code, missing = answer.get("code"), answer.get("missing")
+        if not (isinstance(code, int | None) and isinstance(missing, int)):
             raise self._ended("it sent no valid answer")
-        return ShellResult(code, output, missing)
+        return ShellResult(code, self._bytes(answer, "output").decode(errors="replace"), missing)
 
-    def read_file(self, path: str) -> bytes:
-        """Return a file of up to 1 MiB; a relative path is one below the current folder.
+    def read_file(self, path: str, *, from_start: bool = False) -> bytes:
+        """Return a file of up to 1 MiB.
+
+        Args:
+            path: relative to the current folder.
+            from_start: whether it is relative to the folder in which the session began, whatever its commands did since.
 
         Raises:
             SessionError: it cannot be read.
             SessionEndedError: the session has ended.
         """
-        answer = self._asked({"do": "read", "path": path, "most_bytes": _LARGEST_FILE}, 0)
-        try:
-            data = base64.b64decode(answer["data"], validate=True)
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._ended("it sent no valid answer") from error
+        message = {"do": "read", "path": path, "most_bytes": _LARGEST_FILE, "from_start": from_start}
+        data = self._bytes(self._asked(message, 0), "data")
         if len(data) > _LARGEST_FILE:
             raise SessionError(f"{path} has more than {_LARGEST_FILE} bytes")
         return data
@@ -129,6 +134,12 @@ class SandboxSession:
         if "error" in answer:
             raise SessionError(str(answer["error"]))
         return answer
+
+    def _bytes(self, answer: dict[str, Any], name: str) -> bytes:
+        try:
+            return base64.b64decode(answer[name], validate=True)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._ended("it sent no valid answer") from error
 
     def _ended(self, why: str) -> SessionEndedError:
         self.close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
 import time
 
 from rftcore.sandbox import kernel
-from rftcore.sandbox.cgroups import ControlGroup
+from rftcore.sandbox.cgroups import ControlGroup, group_name
 from rftcore.sandbox.confinement import (
     become_program,
     count_processes,
@@ -24,11 +24,13 @@ from rftcore.sandbox.confinement import (
     set_limits,
 )
 from rftcore.sandbox.file_system import write_files
-from rftcore.sandbox.process_tree import disk_bytes, kill_children, memory_bytes
+from rftcore.sandbox.process_tree import kill_children, memory_bytes, unlinked_bytes
 from rftcore.sandbox.request import WORK_FOLDER, Report, Request, read_frame, write_all
+from rftcore.sandbox.work_folder import disk_bytes, remove_folder
 
 _LOOK_S = 0.05
 _LOOK_DISK_S = 0.5
+_LONGEST_POLL_S = 3600.0
 _CHUNK = 65536
 _STARTED, _REFUSED, _END = b"s", b"r", b"\0"
 
@@ -40,7 +42,7 @@ def supervise(channel: int, files: list[int]) -> None:
         channel: a connected socket; its end asks for the end of the program.
         files: open files: its standard input, then those that become 3, 4, ….
     """
-    values = read_frame(channel)
+    values = read_frame(functools.partial(os.read, channel))
     if values is None:
         return
     request = Request.of(values)
@@ -101,9 +103,7 @@ class _Supervisor:
         if self._request.level != "cgroup":
             return None
         limits = self._request.limits
-        group = ControlGroup(
-            f"rft-sandbox-{os.getpid()}-{time.monotonic_ns()}", limits.memory_bytes, limits.processes + 1
-        )
+        group = ControlGroup(group_name(os.getpid()), limits.memory_bytes, limits.processes + 1)
         stack.callback(group.remove)
         return group
 
@@ -111,7 +111,7 @@ class _Supervisor:
         if self._has_namespaces:
             return WORK_FOLDER
         work = tempfile.mkdtemp(prefix="rft-sandbox-")
-        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        stack.callback(remove_folder, work)
         if user is not None:
             os.chown(work, user, user)
         write_files(self._request.files, work, user)
@@ -166,11 +166,11 @@ class _Supervisor:
         looked_at_disk = began
         while True:
             now = time.monotonic()
-            left = began + limits.wall_s - now if limits.wall_s else 3600.0
+            left = began + limits.wall_s - now if limits.wall_s else _LONGEST_POLL_S
             if left <= 0:
                 self._killed = "wall"
                 return
-            found = poll.poll(1000 * min(left, _LOOK_S if looks else left))
+            found = poll.poll(1000 * min(left, _LOOK_S if looks else _LONGEST_POLL_S))
             for file, _ in found:
                 if file == ends:
                     return
@@ -188,7 +188,7 @@ class _Supervisor:
                 return
             if not self._has_namespaces and now - looked_at_disk > _LOOK_DISK_S:
                 looked_at_disk = now
-                if disk_bytes(work) > limits.disk_bytes:
+                if disk_bytes(work, limits.disk_bytes) + unlinked_bytes(first) > limits.disk_bytes:
                     self._killed = "disk"
                     return
 

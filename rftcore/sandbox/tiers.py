@@ -53,6 +53,8 @@ def refusal(level: str, interpreter: Interpreter) -> str | None:
     if tried in held:
         return None
     found = probe(level, interpreter)
+    if found is not None:  # a busy machine may be the reason
+        found = probe(level, interpreter)
     if found is None:
         os.environ[_HELD] = "\n".join([*held, tried])
     return found

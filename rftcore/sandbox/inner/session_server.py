@@ -6,17 +6,21 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import time
-from typing import Any
+from typing import IO, Any
 
 from rftcore.sandbox.inner.plain_values import read_message, write_message
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
+LONGEST_POLL = 2**31 - 1  # milliseconds
+LONGEST_PATH = 4096
 START = os.getcwd()
 STATE = os.path.join(FOLDER, ".shell")
 SHELL = shutil.which("bash") or "/bin/sh"
@@ -40,6 +44,7 @@ def shell(message: dict[str, Any]) -> dict[str, Any]:
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,
+        preexec_fn=lambda: limit_processor_time(message["cpu_s"]),
     )
     assert process.stdout is not None
     output, most = bytearray(), message["most_bytes"]
@@ -51,7 +56,7 @@ def shell(message: dict[str, Any]) -> dict[str, Any]:
     poll.register(ends, select.POLLIN)
     has_ended = timed_out = False
     while not (has_ended or timed_out):
-        found = dict(poll.poll(max(0.0, 1000 * (until - time.monotonic()))))
+        found = dict(poll.poll(min(LONGEST_POLL, max(0.0, 1000 * (until - time.monotonic())))))
         timed_out, has_ended = not found or time.monotonic() > until, ends in found
         data = b""
         with contextlib.suppress(BlockingIOError):
@@ -66,12 +71,24 @@ def shell(message: dict[str, Any]) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
     os.close(ends)
     process.stdout.close()
-    return {"code": None if timed_out else process.wait(), "output": text(output), "missing": missing}
+    return {
+        "code": None if timed_out else process.wait(),
+        "output": base64.b64encode(output).decode(),
+        "missing": missing,
+    }
+
+
+def limit_processor_time(seconds: int) -> None:
+    """Limit a command, and what it starts, but not this server, which lives longer."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    hard = seconds + 1 if most == resource.RLIM_INFINITY else min(seconds + 1, most)
+    resource.setrlimit(resource.RLIMIT_CPU, (min(seconds, hard), hard))
 
 
 def read(message: dict[str, Any]) -> dict[str, Any]:
     """Return the beginning of a file."""
-    with open(os.path.join(current_folder(), message["path"]), "rb") as file:
+    folder = START if message["from_start"] else current_folder()
+    with open_file(os.path.join(folder, message["path"]), os.O_RDONLY) as file:
         data = file.read(message["most_bytes"] + 1)
     return {"data": base64.b64encode(data).decode()}
 
@@ -80,23 +97,29 @@ def write(message: dict[str, Any]) -> dict[str, Any]:
     """Write a file, and make its folder."""
     path = os.path.join(current_folder(), message["path"])
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "wb") as file:
+    with open_file(path, os.O_WRONLY | os.O_CREAT) as file:
+        file.truncate(0)
         file.write(base64.b64decode(message["data"]))
     return {}
+
+
+def open_file(path: str, flags: int) -> IO[bytes]:
+    """Open a regular file; another, such as a pipe, could stop this server."""
+    number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    file = os.fdopen(number, "rb" if flags == os.O_RDONLY else "wb")
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        file.close()
+        raise OSError(f"not a regular file: {path!r}")
+    return file
 
 
 def current_folder() -> str:
     """Return the folder in which the next command begins."""
     try:
-        with open(os.path.join(STATE, "folder"), encoding="utf-8") as file:
-            return file.read().rstrip("\n")
+        with open_file(os.path.join(STATE, "folder"), os.O_RDONLY) as file:
+            return os.fsdecode(file.read(LONGEST_PATH)).rstrip("\n")
     except OSError:
         return START
-
-
-def text(data: bytes | bytearray) -> str:
-    """Return output as text."""
-    return data.decode(errors="replace")
 
 
 def main() -> None:
@@ -110,7 +133,7 @@ def main() -> None:
         try:
             answer = {"shell": shell, "read": read, "write": write}[message["do"]](message)
         except (OSError, ValueError) as error:
-            answer = {"error": str(error)}
+            answer = {"error": str(error)[:2000]}
         write_message(writes, json.dumps(answer).encode())
 
 

@@ -102,9 +102,13 @@ def test_files_and_all_files_together_have_limits(confined: Confined) -> None:
     one = "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nwith open('big', 'wb') as file: file.truncate(10 << 30)"
     assert fails(confined.run(one), "File too large")
     many = """
-        import time
+        import os, time
+        files = []
         for place in range(16):
-            with open(f'file{place}', 'wb') as file: file.write(bytes(3 << 20))
+            files.append(open(f'file{place}', 'wb', buffering=0))
+            if place % 2: os.unlink(f'file{place}')
+            files[-1].write(bytes(3 << 20))
+            if os.fstat(files[-1].fileno()).st_size < 3 << 20: raise OSError(28, "No space left")
             time.sleep(0.1)
         """
     report = confined.run(many)
@@ -280,7 +284,7 @@ def test_programs_end_with_their_caller_and_with_their_host(confined: Confined) 
     def lives() -> bool:
         return any(mark in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
 
-    for end in ("caller", "host"):
+    for end in ("caller", "host", "supervisor"):
         host = HostProcess()
         program = Program(["{python}", "-I", "-c", "import time; time.sleep(60)", mark])
         running = host.start(request_of(program, CONFIG, confined._interpreter, confined.level), program)
@@ -288,8 +292,12 @@ def test_programs_end_with_their_caller_and_with_their_host(confined: Confined) 
         if end == "caller":
             with running._supervisor.dup():  # as a fork of the caller has it
                 running.close()
-        else:
+        elif end == "host":
             host.close()
             running.close()
+        else:
+            assert host._process is not None
+            psutil.Process(host._process.pid).children()[0].kill()
         wait_until(lambda: not lives(), f"it is left after the end of its {end}")
+        running.close()
         host.close()

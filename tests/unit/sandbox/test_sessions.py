@@ -35,7 +35,7 @@ def sandbox() -> Iterator[LocalSandbox]:
 
 
 def test_a_shell_keeps_folder_variables_files_and_what_runs_in_the_background(sandbox: LocalSandbox) -> None:
-    session = SandboxSession(sandbox, CONFIG, session_s=PATIENCE_S, files={"data/words.txt": "one two\n"})
+    session = SandboxSession(sandbox, CONFIG, session_s=3e6, files={"data/words.txt": "one two\n"})
     try:
         assert session.shell("cat data/words.txt; cd data; export N=5; false").output == "one two\n"
         assert session.shell("pwd; echo $N; exit 7") == session.shell("pwd; echo $N; exit 7")
@@ -46,10 +46,18 @@ def test_a_shell_keeps_folder_variables_files_and_what_runs_in_the_background(sa
         session.write_file("new/code.py", "print(6 * 7)")
         assert session.shell("python3 new/code.py || echo 42").output == "42\n"
         assert session.read_file("../data/new/code.py") == b"print(6 * 7)"
-        flood = session.shell("yes | head -c 3000000")
+        flood = session.shell("head -c 3000000 /dev/zero")
         assert (len(flood.output), flood.num_missing_bytes) == (CONFIG.output_bytes, 3_000_000 - CONFIG.output_bytes)
         with pytest.raises(SessionError, match="No such file"):
             session.read_file("nothing")
+        files = session.shell(
+            "ulimit -t; mkfifo pipe; for n in 3 4 5 6 7 8 9; do (: >&$n) 2>/dev/null && echo open; done; true"
+        )
+        assert files.output == f"{CONFIG.cpu_s}\n", "a command has a limit of its own, and no file of the server"
+        with pytest.raises(SessionError, match="not a regular file"):
+            session.read_file("pipe")
+        with pytest.raises(SessionError, match="No such device"):
+            session.write_file("pipe", "text")
     finally:
         session.close()
     with pytest.raises(SessionEndedError):
@@ -136,7 +144,7 @@ def test_an_environment_grades_what_the_policy_leaves() -> None:
     task = Task(1, "set", "one", "Write f.", None, {"files": {"notes.txt": "square"}, "tests": ["assert f(3) == 9"]})
 
     async def play(*actions: Any) -> Any:
-        async with open_environment("sandbox", {"sandbox": SANDBOX, "max_steps": 3}) as opened:
+        async with open_environment("sandbox", {"sandbox": SANDBOX, "max_steps": 4}) as opened:
             first = await opened.reset(task, 1)
             assert first.text == "Write f."
             for action in actions:
@@ -147,7 +155,13 @@ def test_an_environment_grades_what_the_policy_leaves() -> None:
         look = ToolCall("shell", {"command": "cat notes.txt; grep -rs 'f(3)' /work /tmp /etc | head"}, 1)
         write = ToolCall("write_file", {"path": "solution.py", "text": "def f(x): return x * x"}, 2)
         cheat = ToolCall("shell", {"command": "ln -s /etc/passwd solution.py"}, 3)
-        return [await play(look, write, "Done."), await play(look, cheat, look), await play("Done."), await play(look)]
+        leave = ToolCall("shell", {"command": "cd /tmp"}, 4)
+        return [
+            await play(look, write, leave, "Done."),
+            await play(look, cheat, look, look),
+            await play("Done."),
+            await play(look),
+        ]
 
     right, cheated, nothing, open_ = asyncio.run(episodes())
     assert (right.reward, right.terminated, right.info["failures"]) == (1.0, True, [])
