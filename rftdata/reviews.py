@@ -8,6 +8,7 @@ answer that is already stored is reported as repeated.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +71,19 @@ def next_reviews(
         run_id=run_id,
         count=count,
     )
+
+
+def claimed_reviews(buffer: Buffer, review_ids: Sequence[int]) -> list[Row]:
+    """Return reviews that this account has claimed, without texts; those that do not exist are left out."""
+    return buffer.database.fetch("claimed_reviews", review_ids=list(review_ids))
+
+
+def problem_of_panel(
+    buffer: Buffer, kind: str, rule: str | None, passing: Sequence[str] | None
+) -> tuple[str | None, str | None]:
+    """Return why annotations of a kind cannot answer reviews (None: they can), and the kinds that there are (None without any)."""
+    (row,) = buffer.database.fetch("wrong_panel", kind=kind, rule=rule, passing=passing)
+    return row["problem"], row["known"]
 
 
 def review(buffer: Buffer, review_id: int) -> Row:

@@ -88,6 +88,8 @@ def figures(buffer: rftdata.Buffer, started: float) -> dict[str, Any]:
         return {"error": "the initial weights were not evaluated"}
     # The evaluation of the initial weights runs beside the first rollouts where the engine does not sleep.
     first = buffer.sql(_FIRST_SAMPLE, [run.run_id])["at"][0].as_py()
+    if first is None:
+        return {"error": "no explorer sampled"}
     ages = buffer.sql("SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id])
     sampled = buffer.sql(_SAMPLED, [run.run_id, run.run_id])
     return {

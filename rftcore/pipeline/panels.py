@@ -6,6 +6,7 @@ from operators.chain.chain import Chain
 from operators.experience.human_review import HumanReview
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
+from rftdata.reviews import problem_of_panel
 
 
 def check_panels(buffer: Buffer, chain: Chain) -> None:
@@ -18,11 +19,11 @@ def check_panels(buffer: Buffer, chain: Chain) -> None:
         if not isinstance(stage.operator, HumanReview) or stage.operator.config.kind is None:
             continue
         config = stage.operator.config
-        (row,) = buffer.database.fetch("wrong_panel", kind=config.kind, rule=config.decide, passing=config.passing)
-        if row["problem"] is not None:
+        problem, known = problem_of_panel(buffer, config.kind, config.decide, config.passing)
+        if problem is not None:
             raise ConfigError(
-                f"the stage {stage.name!r} asks people with a kind of label that {row['problem']}",
+                f"the stage {stage.name!r} asks people with a kind of label that {problem}",
                 value=config.kind,
-                allowed=row["known"] or "no kind is defined yet",
+                allowed=known or "no kind is defined yet",
                 todo="correct the stage, or define the kind under labels.kinds or with `rft label kind define`; nothing was stored",
             )

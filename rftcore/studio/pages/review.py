@@ -53,7 +53,7 @@ def claim(
 ) -> Response:
     """Return the next reviews, leased to the account, and renew those that the page holds."""
     claims = claimed(visit, questions.REVIEWS, count, _run_id(visit, run), holding)
-    found = visit.fetch("claimed_reviews", review_ids=[each.review_id for each in claims])
+    found = reviews.claimed_reviews(visit.buffer, [each.review_id for each in claims if each.review_id is not None])
     rows = {row["review_id"]: row for row in found}
     with_question = [
         {**rows[each.review_id], "question_id": each.question_id} for each in claims if each.review_id in rows
