@@ -61,3 +61,20 @@ AS $$
         ('worker_span', 'worker_id', 'worker', 'worker_id'),
         ('worklist', 'run_id', 'run', 'run_id')
 $$;
+
+-- As before, for the tables that the account may read.
+CREATE OR REPLACE FUNCTION rft.broken_references() RETURNS TABLE (child text, referring text, parent text, num_rows bigint, first_key bigint)
+LANGUAGE plpgsql STABLE SET enable_nestloop = off
+AS $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT u.* FROM rft.unenforced_references() u WHERE has_table_privilege(format('rft.%I', u.child), 'SELECT') LOOP
+        RETURN QUERY EXECUTE format(
+            'SELECT %1$L, %2$L, %3$L, count(*), min(c.%2$I)::bigint FROM rft.%1$I c'
+            ' WHERE c.%2$I IS NOT NULL AND NOT EXISTS (SELECT FROM rft.%3$I p WHERE p.%4$I = c.%2$I) HAVING count(*) > 0',
+            r.child, r.referring, r.parent, r.key);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION rft.broken_references() IS 'Returns how many rows of each table that the account may read refer to what does not exist, and the least of the missing keys.';
