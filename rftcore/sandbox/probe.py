@@ -36,12 +36,17 @@ def probe(level: str, interpreter: Interpreter) -> str | None:
             tempfile.TemporaryDirectory() as folder,
             socket.create_server(("127.0.0.1", 0)) as tcp,
             _abstract() as local,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server,
         ):
             secret = Path(folder) / "secret"
             secret.write_text("secret", encoding="utf-8")
             os.chmod(folder, 0o777)  # only the sandbox may refuse
             os.chmod(secret, 0o666)
-            targets = [str(secret), str(os.getpid()), str(tcp.getsockname()[1]), local.getsockname()[1:].decode()]
+            path = str(Path(folder) / "socket")
+            server.bind(path)
+            os.chmod(path, 0o666)
+            name = local.getsockname()[1:].decode()
+            targets = [str(secret), str(os.getpid()), str(tcp.getsockname()[1]), name, path]
             return _reached(host, level, interpreter, targets) or _not_limited(host, level, interpreter)
     except (SandboxFailedError, OSError) as error:
         return str(error).removeprefix("the sandbox could not be made: ")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 libc = ctypes.CDLL(None, use_errno=True)
-secret, caller, port, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+secret, caller, port, name, server = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 
 
 def read_secret() -> None:
@@ -43,6 +43,24 @@ def connect_tcp() -> None:
 def connect_abstract() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect("\0" + name)
+
+
+def change_mode() -> None:
+    os.chmod(secret, 0o666)  # as it is
+
+
+def send_to_path() -> None:
+    first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with first, second:
+        first.sendto(b"x", server)
+
+
+def change_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, caller, os.getpriority(os.PRIO_PROCESS, caller))
+
+
+def read_limits() -> None:
+    resource.prlimit(caller, resource.RLIMIT_CPU)
 
 
 def refuse_denied(result: int) -> None:
@@ -100,6 +118,10 @@ ATTACKS = {
     "signal a process outside": signal_caller,
     "connect to a TCP port": connect_tcp,
     "connect to an abstract socket": connect_abstract,
+    "change the host's files": change_mode,
+    "send to a socket of the host": send_to_path,
+    "change a process outside": change_priority,
+    "reach limits of a process outside": read_limits,
     "trace processes": trace,
     "mount file systems": mount_something,
     "make a namespace": make_a_namespace,
