@@ -402,8 +402,8 @@ BEGIN
         IF first.annotation_id IS NOT NULL THEN
             -- Of what was purged meanwhile, the texts cannot be compared.
             IF (first.kind, first.target_id) IS DISTINCT FROM (NEW.kind, NEW.target_id)
-                OR (NOT target.is_purged AND (first.value, first.reason)
-                    IS DISTINCT FROM (NEW.value, coalesce(NEW.reason, nullif(current_setting('rft.reason', true), '')))) THEN
+                OR (NOT target.is_purged AND (first.value, coalesce(first.reason, ''))
+                    IS DISTINCT FROM (NEW.value, coalesce(NEW.reason, nullif(current_setting('rft.reason', true), ''), first.reason, ''))) THEN
                 PERFORM rft.refuse_used_key(NEW.key, 'annotation ' || first.annotation_id);
             END IF;
             RETURN NULL;  -- a repeated request
