@@ -20,14 +20,14 @@ def memory_bytes(first: int) -> int:
                 total += sum(1024 * int(line.split()[1]) for line in file if line.startswith(_IN_MEMORY))
         except OSError:
             continue
-        waiting += _children(process)
+        waiting += children(process)
     return total
 
 
 def kill_children() -> None:
     """Kill all that this process, their subreaper, has below it, until nothing is left."""
     while True:
-        for child in _children(os.getpid()):
+        for child in children(os.getpid()):
             try:
                 os.kill(child, signal.SIGKILL)
             except ProcessLookupError:
@@ -43,7 +43,7 @@ def unlinked_bytes(first: int) -> int:
     sizes, waiting = {}, [first]
     while waiting:
         process = waiting.pop()
-        waiting += _children(process)
+        waiting += children(process)
         folder = f"/proc/{process}/fd"
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
@@ -54,7 +54,8 @@ def unlinked_bytes(first: int) -> int:
     return sum(sizes.values())
 
 
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
+    """Return the children of a process."""
     try:
         tasks = os.listdir(f"/proc/{process}/task")
     except OSError:

@@ -286,7 +286,7 @@ def test_programs_end_with_their_caller_and_with_their_host(confined: Confined) 
 
     for end in ("caller", "host", "supervisor"):
         host = HostProcess()
-        program = Program(["{python}", "-I", "-c", "import time; time.sleep(60)", mark])
+        program = Program(["{python}", "-I", "-c", "import os, time; os.fork(); time.sleep(60)", mark])
         running = host.start(request_of(program, CONFIG, confined._interpreter, confined.level), program)
         wait_until(lives, "it starts")
         if end == "caller":
