@@ -97,5 +97,9 @@ def test_a_sandbox_of_ones_own_is_named_by_its_path(tmp_path: Path) -> None:
     sandbox = open_sandbox(SandboxConfig.model_validate(config), tmp_path)
     assert sandbox.tier == "a service"
     assert run(sandbox, Program(["x"])).stdout == b"eu-1"
+    (loaded,) = load_rewards(
+        [RewardConfig.model_validate({"name": "unit_tests", "sandbox": config})], tmp_path
+    ).values()
+    assert loaded.function.sandbox_tier == "a service"
     with pytest.raises(PluginError, match="unknown sandbox"):
         open_sandbox(SandboxConfig(type="docker-in-docker"), tmp_path)
