@@ -121,6 +121,7 @@ def test_a_step_is_planned_on_one_thread_and_computed_on_all(model_path: str) ->
     learner, before = make_learner(model_path, config(), watched, 0), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
+        assert torch.get_num_threads() == 3, "torch takes what this process sets"
         learner.update(make_batch(1), 1)
         assert threads == {"plan": 1, "loss": 3} and torch.get_num_threads() == 3
         with pytest.raises(RftError, match="row 0"):
