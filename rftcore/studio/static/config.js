@@ -28,8 +28,8 @@ document.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {
   const { from } = answer;
   setTimeout(() => (from.isConnected && from.name === "value" ? htmx.trigger(from, "change") : redraft()));
 });
-document.addEventListener("htmx:afterSettle", () => {
-  if (!area()) return;
+document.addEventListener("htmx:afterSettle", ({ target }) => {
+  if (!area() || target.closest("#config-runs")) return; // runs come every two seconds, and say nothing of the draft
   const isUnsaved = document.querySelector("[data-unsaved]") !== null;
   if (!isUnsaved || byId("config-digest").value !== shown) base = shown = byId("config-digest").value; // saved
   byId("config-newer").hidden = base === shown;

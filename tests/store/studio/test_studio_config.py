@@ -367,6 +367,10 @@ def test_what_is_typed_while_an_answer_is_under_way_stays_and_a_draft_over_a_new
     (configs / file).write_text(CONFIG.replace("seed: 1", "seed: 9"))
     tab.reload()
     notice.wait_for()
+    # The runs of the page come again while the answer to the draft is under way.
+    tab.evaluate("htmx.trigger('#config-runs', 'live')")
+    tab.locator("[data-unsaved]").wait_for()
+    assert notice.is_visible()
     assert violations(tab) == [] and text.input_value().endswith("# first second")
     tab.get_by_role("button", name="Discard the draft").click()
     notice.wait_for(state="hidden")

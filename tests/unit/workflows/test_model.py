@@ -291,11 +291,12 @@ def test_a_chat_beyond_the_context_leaves_other_chats_and_roles_their_turns() ->
         await model.chat(asked("b"), role="o")
         await model.chat(asked("short"), role="x")
         assert model.stop_reason == "context_length"
-        await model.chat(asked("c"), role="o")
+        await model.chat(asked("c"), role="o")  # the fourth: a chat that was refused is no turn
+        await model.chat(asked("d"), role="o")
 
     with pytest.raises(LimitReachedError, match="has had its 4 turns"):
         asyncio.run(run())
-    assert [turn.sequence.role for turn in model.turns] == ["o", "o", "x"] and model.stop_reason == "max_turns"
+    assert [turn.sequence.role for turn in model.turns] == ["o", "o", "x", "o"] and model.stop_reason == "max_turns"
 
 
 async def _twice(model: Model) -> None:
