@@ -41,7 +41,8 @@ def test_an_interrupted_storm_leaves_no_process_behind(
     try:
         # The program, its guard, five roles, the database; more on Ray.
         wait_until(lambda: len(processes(mark, variable)) > 7, "the roles", process=storm)
-        (begun,) = {mark for process in processes(mark, variable) if (mark := environment(process).get(PROGRAM))}
+        marks = {environment(process).get(PROGRAM) for process in processes(mark, variable)} - {None}
+        (begun,) = map(str, marks)
         storm.send_signal(number)
         storm.wait(PATIENCE_S)
         wait_until(lambda: not processes(mark, variable), "the end of all processes")

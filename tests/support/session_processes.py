@@ -88,6 +88,7 @@ def servers() -> list[psutil.Process]:
 
 def processes(mark: str, variable: str = _MARK) -> list[psutil.Process]:
     """The processes of a session that run, or those that have another variable of this value."""
+    assert mark, "without a mark, all processes of the machine would be meant"
     return [process for process in psutil.process_iter() if _has_mark(process, variable, mark)]
 
 
